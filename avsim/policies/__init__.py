@@ -1,0 +1,44 @@
+"""Budget policies. To add one: a file here, and a line in the imports and in `BUILTIN`."""
+
+from __future__ import annotations
+
+from avsim import registry
+from avsim.policies.adaptive import Adaptive
+from avsim.policies.base import NO_LOGIT_LIMIT, Policy, StepBatch
+from avsim.policies.fixed import FixedDepth
+from avsim.policies.none import NoDrafting
+from avsim.policies.oracle import Oracle
+from avsim.policies.prefix_scheduler import PrefixScheduler
+
+__all__ = [
+    "BUILTIN",
+    "NO_LOGIT_LIMIT",
+    "Adaptive",
+    "FixedDepth",
+    "NoDrafting",
+    "Oracle",
+    "Policy",
+    "PrefixScheduler",
+    "StepBatch",
+    "available",
+    "make",
+]
+
+BUILTIN: dict[str, type[Policy]] = {
+    cls.name: cls for cls in (NoDrafting, FixedDepth, Adaptive, PrefixScheduler, Oracle)
+}
+
+
+def available() -> dict[str, type[Policy]]:
+    """Return every policy class by name, including those of installed packages."""
+    return registry.installed("policies", BUILTIN)
+
+
+def make(spec: str) -> Policy:
+    """Build a policy from its spec.
+
+    >>> make("fixed:3").k
+    3
+    """
+    policy: Policy = registry.from_spec(spec, "policies", available())
+    return policy
