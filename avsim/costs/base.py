@@ -70,6 +70,11 @@ class CostModel(ABC):
             raise InputError(f"cost {self.card.name}: overhead_ms must be finite and ≥ 0, not {self.overhead_ms}")
 
     @property
+    def uses_kv(self) -> bool:
+        """Whether the KV cache's size matters."""
+        return False
+
+    @property
     def draft_depends_on_depth(self) -> bool:
         """Whether drafting fewer than the table's own K costs less."""
         return False

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import numpy as np
@@ -59,6 +59,7 @@ class CurveCost(CostModel):
     verify: Points
     draft: Points
     capture_limit: int = 0
+    _tables: dict[str, F64Array] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -72,11 +73,20 @@ class CurveCost(CostModel):
                 raise InputError(f"cost {self.card.name}: every {label} time must be finite and > 0 ms")
 
     def verify_ms(self, shape: StepShape) -> F64Array:
-        return np.maximum(_look_up(self.verify, self.capture_limit, shape.num_tokens), 1e-6)
+        return self._look_up("verify", shape.num_tokens, 1e-6)
 
     def draft_ms(self, shape: StepShape) -> F64Array:
         # vLLM compares request counts with the token limit here; kept, since the engine's table is what is modelled.
-        return np.maximum(_look_up(self.draft, self.capture_limit, shape.num_reqs), 0.0)
+        return self._look_up("draft", shape.num_reqs, 0.0)
+
+    def _look_up(self, label: str, sizes: IntArray, floor: float) -> F64Array:
+        largest = int(sizes.max(initial=0))
+        table = self._tables.get(label)
+        if table is None or len(table) <= largest:
+            limit = max(largest, self.verify[-1][0])
+            points = self.verify if label == "verify" else self.draft
+            table = self._tables[label] = np.maximum(staircase(limit, points, self.capture_limit), floor)
+        return table[sizes]
 
     def outside(self, num_reqs: int, num_tokens: int) -> str | None:
         if num_tokens > self.verify[-1][0]:
@@ -105,7 +115,3 @@ class CurveCost(CostModel):
             card=card,
         )
 
-
-def _look_up(points: Points, capture_limit: int, sizes: IntArray) -> F64Array:
-    table = staircase(int(sizes.max(initial=0)), points, capture_limit)
-    return table[sizes]

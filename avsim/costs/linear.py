@@ -52,6 +52,10 @@ class LinearCost(CostModel):
             raise InputError(f"cost {self.card.name}: fixed_ms and per_token_us cannot both be 0")
 
     @property
+    def uses_kv(self) -> bool:
+        return self.per_kv_token_ns > 0 or self.draft_per_kv_token_ns > 0
+
+    @property
     def draft_depends_on_depth(self) -> bool:
         return self.draft_per_request_token_us > 0
 

@@ -1,0 +1,5 @@
+"""`python -m avsim`."""
+
+from avsim.cli.main import main
+
+main()

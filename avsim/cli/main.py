@@ -1,0 +1,63 @@
+"""The `avsim` command: its subcommands, and errors as one line with an exit code."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Annotated
+
+import typer
+
+from avsim import __version__
+from avsim.cli import compare, cost, listing, replay, trace
+from avsim.errors import AvsimError
+
+__all__ = ["app", "main"]
+
+app = typer.Typer(
+    name="avsim",
+    help="Predict what adaptive verification would save, from recorded speculative-decoding traces.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"avsim {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    pass
+
+
+app.command("replay")(replay.replay)
+app.command("compare")(compare.compare)
+app.add_typer(trace.app, name="trace", help="Look at, check, import and make traces.")
+app.add_typer(cost.app, name="cost", help="Look at step-cost models.")
+app.command("list")(listing.show)
+
+
+def main() -> None:
+    """Run the command line; exit codes: 0 ok, 1 a check failed, 2 bad input or usage, 3 internal."""
+    try:
+        app()
+    except AvsimError as error:
+        typer.echo(f"avsim: {error}", err=True)
+        sys.exit(error.exit_code)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(1)
+    except Exception as error:
+        if os.environ.get("AVSIM_DEBUG"):
+            raise
+        typer.echo(f"avsim: internal error: {error!r} (set AVSIM_DEBUG=1 for the traceback)", err=True)
+        sys.exit(3)

@@ -1,0 +1,1 @@
+"""Metrics: calibration of confidences, intervals, verdicts and per-arm summaries."""
