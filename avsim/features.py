@@ -93,7 +93,7 @@ def log_odds_from_log_prob(log_prob: NDArray[np.floating]) -> F32Array:
     >>> log_odds_from_log_prob(np.log(np.array([0.5, 0.9]))).round(4)
     array([0.    , 2.1972], dtype=float32)
     """
-    value = np.asarray(log_prob, dtype=np.float64)
+    value = np.minimum(np.asarray(log_prob, dtype=np.float64), 0.0)  # a float32 log-softmax may end just above 0
     with np.errstate(divide="ignore"):
         feature = value - np.log(-np.expm1(value))
     return np.clip(feature, -MAX_LOG_ODDS, MAX_LOG_ODDS).astype(np.float32)

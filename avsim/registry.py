@@ -66,7 +66,10 @@ def from_spec(spec: str, kind: str, classes: Mapping[str, type]) -> Any:
             if positional is None:
                 raise InputError(f"{name}: cannot read {item!r}; write option=value ({_options(cls)})")
             key, value = positional, item
-        options[key.replace("-", "_")] = value
+        key = key.replace("-", "_")
+        if key in options:
+            raise InputError(f"{name}: option {key} is given twice: {options[key]!r} and {value!r}")
+        options[key] = value
     fields = {field.name: field for field in dataclasses.fields(cls) if field.init}
     hints = typing.get_type_hints(cls)
     for key, value in options.items():

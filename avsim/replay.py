@@ -23,6 +23,7 @@ from avsim.policies.base import NO_LOGIT_LIMIT, StepBatch
 from avsim.simulate import Arm, Totals
 from avsim.sources.base import Trace
 from avsim.types import Blocks, F32Array, F64Array, IntArray, Observations, observe
+from avsim.workload import fill_missing
 
 __all__ = ["OpenLoopResult", "replay"]
 
@@ -239,7 +240,8 @@ class _Player:
             epoch.counts,
             target_tokens,
             self.tables,
-            epoch.grid(np.minimum(blocks.num_accepted, remaining - 1)) if self.arm.policy.uses_truth else None,
+            epoch.grid(blocks.num_accepted) if self.arm.policy.uses_truth else None,
+            epoch.grid(remaining) if self.arm.policy.uses_truth else None,
             self.max_total_logits,
         )
         admitted = epoch.rows(self.arm.policy.admit(step))
@@ -296,9 +298,7 @@ class _Player:
     def _features(self, epoch: _Epoch) -> dict[str, F32Array]:
         assert self.estimator is not None
         label = epoch.accepted.astype(np.float32)
-        return {
-            name: label if name == "label" else epoch.blocks.features[name] for name in self.estimator.features
-        }
+        return {name: label if name == "label" else epoch.features[name] for name in self.estimator.features}
 
     def _catch_up(self, epoch: _Epoch) -> None:
         """Steps without any draft count towards the next refit as well."""
@@ -313,7 +313,8 @@ class _Player:
             return
         if counted:
             self.calibration.add(confidence, epoch.accepted, epoch.reached)
-        observed, label = observe(admitted, accepted, self.num_slots, epoch.blocks.unfit)
+        graded = np.minimum(admitted, epoch.blocks.num_admitted)
+        observed, label = observe(graded, accepted, self.num_slots, epoch.blocks.unfit)
         seen = Observations(self._features(epoch), confidence, observed, label, epoch.starts)
         self.state = advance(self.estimator, self.state, seen, self.interval)
         self.next_epoch = epoch.index + 1

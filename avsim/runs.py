@@ -64,7 +64,9 @@ def run_replay(
     check_match(trace, truth, config.what_if)
     slots = config.num_slots or trace.card.num_speculative_tokens
     if slots > trace.card.num_speculative_tokens:
-        raise InputError(f"{trace.path}: K = {slots} asked for, but the trace holds K = {trace.card.num_speculative_tokens}")
+        raise InputError(
+            f"{trace.path}: K = {slots} asked for, but the trace holds K = {trace.card.num_speculative_tokens}"
+        )
     arms = build_arms(config, slots)
     manifest = make_manifest("replay", config.to_json(), inputs)
     if config.loop == "open":

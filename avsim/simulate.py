@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Literal
 
 import numpy as np
@@ -63,17 +63,21 @@ class Totals:
         with np.errstate(invalid="ignore", divide="ignore"):
             return self.emitted / self.ms * 1e3
 
+    def pick(self, runs: IntArray) -> Totals:
+        """Return the totals of some runs."""
+        return Totals(**{item.name: getattr(self, item.name)[runs] for item in fields(self)})
+
 
 @dataclass(slots=True)
 class StepLog:
-    """What happened, step by step: lists of `[runs, reqs]` and `[runs]` arrays, and finished requests."""
+    """What happened in run 0, step by step: `[reqs]` arrays, confidences `[K, reqs]`, and finished requests."""
 
     rows: list[IntArray] = field(default_factory=list)
     admitted: list[IntArray] = field(default_factory=list)
     active: list[BoolArray] = field(default_factory=list)
     emitted: list[IntArray] = field(default_factory=list)
     confidence: list[F32Array] = field(default_factory=list)
-    ms: list[F64Array] = field(default_factory=list)
+    ms: list[float] = field(default_factory=list)
     tpot_ms: list[F64Array] = field(default_factory=list)
 
 
@@ -118,7 +122,7 @@ def simulate(
         copies: serve every request as this many identical copies, which count as one row here. Only for policies
             that treat each request alone.
         max_steps: stop early.
-        log: keep every step (for one or few runs).
+        log: keep every step of run 0.
 
     Raises:
         InputError: concurrency or copies below 1, or copies with a policy that ranks across requests.
@@ -146,7 +150,7 @@ def simulate(
         if prompts == "own-step" and seats.entering.any():
             prefill += (charged := _prefill(truth, seats, copies))
             clock += charged[0]
-        rows, active, num_reqs = seats.rows, seats.active, seats.num_active
+        rows, active, num_reqs, remaining = seats.rows, seats.active, seats.num_active, seats.remaining
         live = confidence.predict(rows) if confidence is not None else unread
         drafted = np.where(active, num_slots, 0)
         truth_accepted = pool.num_accepted[rows]
@@ -158,12 +162,13 @@ def simulate(
             num_reqs,
             num_reqs,
             tables,
-            np.minimum(truth_accepted, seats.remaining - 1) if arm.policy.uses_truth else None,
+            truth_accepted if arm.policy.uses_truth else None,
+            remaining if arm.policy.uses_truth else None,
             max_total_logits,
         )
         admitted = arm.policy.admit(batch)
         accepted = np.minimum(truth_accepted, admitted)  # 0 in an empty seat, which admits nothing
-        emitted = np.where(active, np.minimum(accepted + 1, seats.remaining), 0)
+        emitted = np.where(active, np.minimum(accepted + 1, remaining), 0)
         verified = admitted.sum(axis=1)
         shape = StepShape(
             num_reqs * copies,
@@ -179,7 +184,7 @@ def simulate(
         if confidence is not None:
             confidence.record(rows, admitted, active)
             history.append(live)
-        tpot = seats.advance(emitted, clock)
+        tpot = seats.advance(emitted, clock, kept is not None)
         if kept is not None and len(tpot):
             kept.tpot_ms.append(tpot)
         steps += 1
@@ -224,16 +229,16 @@ class _Seats:
         held = np.where(self.active, self.prompt + self.position + 1, 0)
         return held.sum(axis=1).astype(np.float64)
 
-    def advance(self, emitted: IntArray, clock: F64Array) -> F64Array:
-        """Move every request by what it emitted; return the TPOT of those that finish, and seat the next ones."""
+    def advance(self, emitted: IntArray, clock: F64Array, timed: bool) -> F64Array:
+        """Move every request by what it emitted and seat the next ones; return the TPOT of run 0's that finish."""
         self.position += emitted
         self.age += 1
         self.entering[:] = False
         finished = self.active & (self.position >= self.last)
         if not finished.any():
             return np.zeros(0)
-        run, seat = np.nonzero(finished)
-        tpot = (clock[run] - self.since[run, seat]) / self.last[run, seat]
+        seat = np.flatnonzero(finished[0]) if timed else np.zeros(0, dtype=np.int64)
+        tpot = (clock[0] - self.since[0, seat]) / self.last[0, seat]
         self._fill(finished, clock)
         return tpot
 
@@ -313,10 +318,12 @@ def _keep(
     live: F32Array | None,
     ms: F64Array,
 ) -> None:
-    log.rows.append(rows)
-    log.admitted.append(admitted)
-    log.active.append(active.copy())
-    log.emitted.append(emitted)
-    log.ms.append(ms)
+    if not active[0].any():
+        return
+    log.rows.append(rows[0].copy())
+    log.admitted.append(admitted[0].copy())
+    log.active.append(active[0].copy())
+    log.emitted.append(emitted[0].copy())
+    log.ms.append(float(ms[0]))
     if live is not None:
-        log.confidence.append(live)
+        log.confidence.append(live[:, 0].copy())

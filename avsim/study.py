@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields
 from multiprocessing import get_context
 from typing import Any
 
@@ -49,10 +49,9 @@ class ArmAtLoad:
 
     name: str
     concurrency: int
-    whole: ClosedLoopResult
+    whole: Totals
     calibration: Totals | None
     judged: Totals
-    cold: Totals | None
     details: dict[str, Any]
     steps: pl.DataFrame
     reliability: pl.DataFrame | None
@@ -82,21 +81,24 @@ class Study:
     def run(self, named: NamedArm, concurrency: int) -> ArmAtLoad:
         """Simulate one arm at one load: whole pool, judged half, and for fixed depths the calibration half."""
         arm = named.arm
-        warm_whole = self._warm(arm, _WHOLE, concurrency)
-        whole = self._simulate(arm, self.samples(_WHOLE), _WHOLE, concurrency, states=warm_whole)
-        logged = self._simulate(
-            arm, self.samples(_WHOLE)[:1], _WHOLE, concurrency, states=warm_whole and warm_whole[:1], log=True
-        )
-        warm_judged = self._warm(arm, _CALIBRATION, concurrency)
-        judged = self._simulate(arm, self.samples(_JUDGED), _JUDGED, concurrency, states=warm_judged).full
+        samples, states = self.samples(_WHOLE), self._warm(arm, _WHOLE, concurrency)
+        if arm.estimator is not None and arm.policy.uses_confidence:
+            # One more run beside run 0, on the same requests, from a cold start.
+            cold = arm.estimator.start(self.pool.num_slots)
+            samples, states = [*samples, samples[0]], [*(states or [cold] * len(samples)), cold]
+        runs = [*range(self.config.bootstrap + 1), 0][: len(samples)]
+        result = self._simulate(arm, samples, _WHOLE, concurrency, runs=runs, states=states, log=True)
+        kept = np.arange(self.config.bootstrap + 1)
+        halves = {part: self.samples(part) for part in (_JUDGED, _CALIBRATION)}
+        warm = self._warm(arm, _CALIBRATION, concurrency)
+        judged = self._simulate(arm, halves[_JUDGED], _JUDGED, concurrency, states=warm).full
         calibration = None
         if named.fixed:
-            calibration = self._simulate(arm, self.samples(_CALIBRATION), _CALIBRATION, concurrency).full
-        cold = None
-        if arm.policy.uses_confidence:
-            cold = self._simulate(arm, self.samples(_WHOLE)[:1], _WHOLE, concurrency).full
-        details, steps, reliability = self._details(named, concurrency, logged, whole, cold)
-        return ArmAtLoad(named.name, concurrency, whole, calibration, judged, cold, details, steps, reliability)
+            calibration = self._simulate(arm, halves[_CALIBRATION], _CALIBRATION, concurrency).full
+        details, steps, reliability = self._details(named, concurrency, result)
+        return ArmAtLoad(
+            named.name, concurrency, result.full.pick(kept), calibration, judged, details, steps, reliability
+        )
 
     def _simulate(
         self,
@@ -105,13 +107,12 @@ class Study:
         part: int,
         concurrency: int,
         *,
+        runs: Sequence[int] | None = None,
         states: list[EstimatorState] | None = None,
-        minimum: int | None = None,
-        max_steps: int | None = None,
         log: bool = False,
     ) -> ClosedLoopResult:
-        seeds = [[self.config.seed, part, concurrency, run] for run in range(len(samples))]
-        sequences = request_sequences(samples, minimum or 8 * concurrency, seeds)
+        seeds = [[self.config.seed, part, concurrency, run] for run in runs or range(len(samples))]
+        sequences = request_sequences(samples, 8 * concurrency, seeds)
         return simulate(
             self.pool,
             arm,
@@ -121,7 +122,6 @@ class Study:
             belief=self.belief,
             states=states,
             max_total_logits=self.logits,
-            max_steps=max_steps,
             log=log,
         )
 
@@ -151,15 +151,14 @@ class Study:
         self,
         named: NamedArm,
         concurrency: int,
-        logged: ClosedLoopResult,
-        whole: ClosedLoopResult,
-        cold: Totals | None,
+        result: ClosedLoopResult,
     ) -> tuple[dict[str, Any], pl.DataFrame, pl.DataFrame | None]:
-        arm, log = named.arm, logged.log
+        arm, log = named.arm, result.log
         assert log is not None
         num_slots = arm.policy.depth(self.pool.num_slots)
         path = savings.flatten_log(log)
-        full, run = whole.full, 0
+        full, run = result.full, 0
+        cold = full.throughput_tok_s[-1] if arm.policy.uses_confidence else None
         details: dict[str, Any] = {
             "policy": named.name,
             "spec": registry.format_spec(arm.policy),
@@ -167,8 +166,8 @@ class Study:
             "judged": named.judged,
             "unattainable": arm.policy.uses_truth or bool(arm.policy.uses_confidence and _bound(arm)),
             "throughput_tok_s": float(full.throughput_tok_s[run]),
-            "throughput_whole_run_tok_s": float(whole.whole.throughput_tok_s[run]),
-            "throughput_cold_start_tok_s": float(cold.throughput_tok_s[0]) if cold is not None else None,
+            "throughput_whole_run_tok_s": float(result.whole.throughput_tok_s[run]),
+            "throughput_cold_start_tok_s": float(cold) if cold is not None else None,
             "tpot_ms": savings.tpot_ms(log),
             "acceptance_length": 1 + float(full.accepted[run] / full.blocks[run]),
             "emitted_tokens_per_request_step": float(full.emitted[run] / full.blocks[run]),
@@ -188,7 +187,7 @@ class Study:
             details["step_regret_pct"] = regret
         if arm.policy.uses_confidence:
             calibration = savings.score_confidences(log, self.pool, path, num_slots)
-            state = logged.states[0]
+            state = result.states[0]
             details["confidence"] = calibration.summary() | {"refits": state.refits, "state": state.to_json()["params"]}
             reliability = _reliability_frame(calibration, named.name, concurrency)
         return details, savings.steps_frame(path, self.pool, named.name, concurrency), reliability
@@ -307,8 +306,8 @@ def verdicts_at_load(
         charged = overhead_ms if item.arm.policy.uses_confidence else 0.0
         mine = results[item.name]
         if "none" in results:
-            base = results["none"].whole.full
-            found.append(judge(item.name, "none", mine.whole.full, base, num_sources[0], charged))
+            base = results["none"].whole
+            found.append(judge(item.name, "none", mine.whole, base, num_sources[0], charged))
         if fixed:
             best = np.array([r.calibration.throughput_tok_s for r in fixed if r.calibration is not None]).argmax(axis=0)
             chosen = pick_totals([r.judged for r in fixed], best)
@@ -319,8 +318,5 @@ def verdicts_at_load(
 
 def pick_totals(totals: list[Totals], choice: IntArray) -> Totals:
     """Return, for every run, the totals of the arm chosen for it; `choice` is `[runs]`."""
-    run = np.arange(len(choice))
-    names = ("steps", "blocks", "drafted", "admitted", "accepted", "emitted", "ms")
-    return replace(
-        totals[0], **{name: np.stack([getattr(item, name) for item in totals])[choice, run] for name in names}
-    )
+    stacked = {item.name: np.stack([getattr(total, item.name) for total in totals]) for item in fields(Totals)}
+    return Totals(**{name: column[choice, np.arange(len(choice))] for name, column in stacked.items()})

@@ -11,7 +11,7 @@ from avsim.errors import InputError
 from avsim.sources.base import Trace
 from avsim.types import BoolArray, F32Array, IntArray
 
-__all__ = ["Pool", "request_sequences", "resample_units", "split_units"]
+__all__ = ["Pool", "fill_missing", "request_sequences", "resample_units", "split_units"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +71,7 @@ class Pool:
         slots = num_slots or trace.card.num_speculative_tokens
         slot = np.arange(slots)[:, None]
         recorded = slot < blocks.num_drafted
-        arrays = {name: _filled(array, recorded) for name, array in blocks.features.items()}
+        arrays = {name: fill_missing(array, recorded) for name, array in blocks.features.items()}
         if "label" in features:
             arrays["label"] = (slot < blocks.num_accepted).astype(np.float32)
         _, unit = np.unique(trace.requests["source"].to_numpy(), return_inverse=True)
@@ -88,7 +88,8 @@ class Pool:
         )
 
 
-def _filled(array: F32Array, recorded: BoolArray) -> F32Array:
+def fill_missing(array: F32Array, recorded: BoolArray) -> F32Array:
+    """Fill slots that a trace lacks with the mean of their slot, `[K, n]`."""
     if recorded.all():
         return array
     count = np.maximum(recorded.sum(axis=1), 1)

@@ -63,6 +63,8 @@ class CurveCost(CostModel):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.capture_limit < 0:
+            raise InputError(f"cost {self.card.name}: capture_limit must be at least 0, not {self.capture_limit}")
         for label, points in (("verify", self.verify), ("draft", self.draft)):
             if not points:
                 raise InputError(f"cost {self.card.name}: the {label} curve has no points")
@@ -114,4 +116,3 @@ class CurveCost(CostModel):
             overhead_ms=float(data.get("overhead_ms", 0.0)),
             card=card,
         )
-

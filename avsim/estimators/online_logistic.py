@@ -58,8 +58,11 @@ class OnlineLogistic(Estimator):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.l2 <= 0 or self.damping < 0 or self.slope < 0:
-            raise InputError(f"{self.name}: l2 must be > 0, damping ≥ 0 and slope ≥ 0")
+        finite = np.isfinite([self.slope, self.intercept, self.l2, self.damping]).all()
+        if not finite or self.l2 <= 0 or self.damping < 0 or self.slope < 0:
+            raise InputError(
+                f"{self.name}: l2 must be > 0, damping ≥ 0, slope ≥ 0, and all of them and intercept finite"
+            )
 
     @property
     def features(self) -> tuple[str, ...]:

@@ -36,8 +36,10 @@ class PositionRate(Estimator):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not 0 < self.prior < 1 or self.prior_weight <= 0 or not 0 < self.discount <= 1:
-            raise InputError(f"{self.name}: prior must lie in (0, 1), prior_weight be > 0, discount in (0, 1]")
+        if not 0 < self.prior < 1 or not 0 < self.prior_weight < np.inf or not 0 < self.discount <= 1:
+            raise InputError(
+                f"{self.name}: prior must lie in (0, 1), prior_weight be > 0 and finite, discount in (0, 1]"
+            )
 
     def init(self, num_speculative_tokens: int) -> Arrays:
         return {"rate": np.full(num_speculative_tokens, self.prior, dtype=np.float32)}

@@ -11,7 +11,7 @@ import polars as pl
 from avsim.costs.base import CostModel, CostTables, StepShape
 from avsim.metrics.calibration import Calibration
 from avsim.policies import Oracle
-from avsim.policies.base import NO_LOGIT_LIMIT, StepBatch
+from avsim.policies.base import StepBatch
 from avsim.simulate import StepLog, Totals
 from avsim.types import BoolArray, F64Array, IntArray
 from avsim.workload import Pool
@@ -36,12 +36,11 @@ class Path:
         return self.active.sum(axis=1)
 
 
-def flatten_log(log: StepLog, run: int = 0) -> Path:
-    """Pick one run out of a step log."""
-    rows, admitted, active, emitted = (
-        np.stack([step[run] for step in column]) for column in (log.rows, log.admitted, log.active, log.emitted)
-    )
-    return Path(rows, admitted, active, emitted, np.array([step[run] for step in log.ms]))
+def flatten_log(log: StepLog) -> Path:
+    """Stack a step log."""
+    active: BoolArray = np.stack(log.active)
+    emitted: IntArray = np.stack(log.emitted)
+    return Path(np.stack(log.rows), np.stack(log.admitted), active, emitted, np.array(log.ms))
 
 
 def acceptance(totals: Totals, pool: Pool, path: Path | None, num_slots: int, run: int = 0) -> dict[str, Any]:
@@ -85,7 +84,7 @@ def score_confidences(log: StepLog, pool: Pool, path: Path, num_slots: int) -> C
     for start in range(0, len(log.confidence), _CHUNK):
         active = path.active[start : start + _CHUNK]
         rows = path.rows[start : start + _CHUNK][active]
-        confidence = np.stack([step[:, 0] for step in log.confidence[start : start + _CHUNK]], axis=1)[:, active]
+        confidence = np.stack(log.confidence[start : start + _CHUNK], axis=1)[:, active]
         accepted = pool.num_accepted[rows]
         reached = (slot <= accepted) & (slot < pool.num_recorded[rows])
         calibration.add(confidence, slot < accepted, reached)
@@ -115,11 +114,11 @@ def _oracle_rate(
     pool: Pool, rows: IntArray, remaining: IntArray, truth: CostModel, tables: CostTables, num_slots: int
 ) -> F64Array:
     steps, reqs = rows.shape
-    accepted = np.minimum(pool.num_accepted[rows], remaining - 1)
+    accepted = pool.num_accepted[rows]
     unread = np.broadcast_to(np.float32(1), (num_slots, steps, reqs))
     size = np.full(steps, reqs)
     drafted = np.full(rows.shape, num_slots)
-    step = StepBatch(unread, unread, drafted, size, size, size, tables, accepted, NO_LOGIT_LIMIT)
+    step = StepBatch(unread, unread, drafted, size, size, size, tables, accepted, remaining)
     admitted = Oracle().admit(step)
     held = (pool.prompt_len[_request(pool, rows)] + rows - pool.start[_request(pool, rows)] + 1).sum(axis=1)
     shape = StepShape(size, reqs + admitted.sum(axis=1), held.astype(np.float64), np.zeros_like(size))

@@ -27,6 +27,7 @@ class StepBatch:
         num_target_tokens: T, tokens scheduled that are not drafts, int `[S]`.
         tables: the costs that the policy believes in.
         num_accepted: the verdict at full admission, int `[S, R]`; given to policies with `uses_truth` only.
+        num_remaining: output tokens still to come, at least 1, int `[S, R]`; given with `num_accepted`.
         max_total_logits: logit rows that the engine's rejection sampler takes at once.
     """
 
@@ -38,6 +39,7 @@ class StepBatch:
     num_target_tokens: IntArray
     tables: CostTables
     num_accepted: IntArray | None = None
+    num_remaining: IntArray | None = None
     max_total_logits: int = NO_LOGIT_LIMIT
 
 

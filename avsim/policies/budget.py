@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
+from numpy.typing import NDArray
 
 from avsim.costs.base import CostTables
 from avsim.policies.base import StepBatch
@@ -13,14 +16,14 @@ __all__ = ["allocate", "best_budget", "budget_cap", "objective", "ranked_surviva
 
 def survival(confidence: F32Array, num_drafted: IntArray) -> F32Array:
     """Return S_k = ∏_{j≤k} p_j, float32 `[K, S, R]`, and −1 in slots that were not drafted."""
-    product = np.cumprod(confidence, axis=0, dtype=np.float32)
+    product = _running_product(confidence, np.dtype(np.float32))
     slot = np.arange(len(confidence))[:, None, None]
     return np.where(slot < num_drafted, product, np.float32(-1))
 
 
 def ranked_survival(confidence: F32Array, num_drafted: IntArray) -> F64Array:
     """Return the survivals of each step in float64, sorted descending, `[S, K·R]`; undrafted slots are −1, last."""
-    product = np.cumprod(confidence, axis=0, dtype=np.float64)
+    product = _running_product(confidence, np.dtype(np.float64))
     slot = np.arange(len(confidence))[:, None, None]
     ranked = _by_step(np.where(slot < num_drafted, -product, 1.0))
     ranked.sort(axis=1)
@@ -45,10 +48,8 @@ def objective(
     tokens[:, 0] = 0.0
     np.cumsum(ranked, axis=1, out=tokens[:, 1:])
     tokens += num_sampling[:, None]
-    index = num_target_tokens[:, None] + np.arange(width + 1)
-    cost = tables.verify[np.minimum(index, len(tables.verify) - 1)]
-    cost += tables.draft[num_reqs][:, None]
-    return np.divide(tokens, cost, out=tokens)
+    tokens /= _step_costs(num_reqs, num_target_tokens, width, tables)
+    return tokens
 
 
 def best_budget(step: StepBatch, confidence: F32Array) -> IntArray:
@@ -93,6 +94,24 @@ def allocate(survivals: F32Array, budget: IntArray) -> IntArray:
     if len(short):
         admitted[short] += _fill_ties(survivals[:, short] == cut[short, None], left[short])
     return admitted
+
+
+def _step_costs(num_reqs: IntArray, num_target_tokens: IntArray, width: int, tables: CostTables) -> F64Array:
+    """Return draft[num_reqs] + verify[T + B] for B = 0 … width, `[S, width + 1]`, or one line if all steps agree."""
+    base = num_target_tokens[:, None]
+    if (base == base[0]).all() and (num_reqs == num_reqs[0]).all():
+        base, num_reqs = base[:1], num_reqs[:1]
+    index = np.minimum(base + np.arange(width + 1), len(tables.verify) - 1)
+    return tables.verify[index] + tables.draft[num_reqs][:, None]
+
+
+def _running_product(confidence: F32Array, dtype: np.dtype[Any]) -> NDArray[Any]:
+    """The cumulative product along the slots; much faster than np.cumprod, which walks the first axis badly."""
+    product = np.empty(confidence.shape, dtype=dtype)
+    product[:1] = confidence[:1]
+    for slot in range(1, len(confidence)):
+        np.multiply(product[slot - 1], confidence[slot], out=product[slot])
+    return product
 
 
 def _fill_ties(tied: BoolArray, left: IntArray) -> IntArray:

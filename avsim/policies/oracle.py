@@ -36,6 +36,10 @@ class Oracle(Policy):
             raise ValueError("oracle needs num_accepted")
         if self.rule == "exact":
             return np.minimum(step.num_accepted, step.num_drafted)
+        useful = step.num_accepted
+        if step.num_remaining is not None:
+            # The bonus token ends an output as well as its last draft would.
+            useful = np.minimum(useful, step.num_remaining - 1)
         slot = np.arange(len(step.live))[:, None, None]
-        truth = (slot < step.num_accepted).astype(np.float32)
+        truth = (slot < useful).astype(np.float32)
         return allocate(survival(truth, step.num_drafted), best_budget(step, truth))

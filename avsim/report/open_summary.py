@@ -119,9 +119,7 @@ def _details(item: NamedArm, result: OpenLoopResult, totals: Totals) -> dict[str
     }
 
 
-def _notes(
-    trace: Trace, config: ReplayConfig, truth: CostModel, arms: Sequence[NamedArm], num_units: int
-) -> list[str]:
+def _notes(trace: Trace, config: ReplayConfig, truth: CostModel, arms: Sequence[NamedArm], num_units: int) -> list[str]:
     card = trace.card
     notes = [
         "APPROXIMATE (open loop): the batches stay as recorded, so a policy's own effect on later batches is missing.",
@@ -133,6 +131,11 @@ def _notes(
         notes.append(
             "CENSORED: the trace was recorded with adaptive verification on; slots that were trimmed then have no "
             "verdict and count as not drafted here."
+        )
+    if not card.complete_blocks:
+        notes.append(
+            "The trace lacks the slots past the end of an output: they are charged as verified and rejected, with the "
+            "slot's mean features, and not learned from."
         )
     if card.derived_from:
         notes.append(f"The trace is derived: {card.derived_from}.")

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import polars as pl
+from numpy.typing import NDArray
 
 from avsim.errors import InputError
 from avsim.registry import suggest
@@ -68,7 +69,7 @@ class Trace:
         Raises:
             InputError: a feature that was not recorded, more slots than recorded, or bad data.
         """
-        return _join(list(self.chunks(features, num_slots)))
+        return _join(self.chunks(features, num_slots), self.num_blocks)
 
     def iter_blocks(
         self, features: Sequence[str] = (), *, num_slots: int | None = None, min_rows: int = 1 << 19
@@ -82,26 +83,26 @@ class Trace:
         """
         if self.card.kind == "dense":
             raise InputError(f"{self.path}: a dense trace has no steps to stream; read it with blocks()")
+        wanted = max(min_rows, 1)
         held: list[Blocks] = []
         num_held = 0
         for chunk in self.chunks(features, num_slots):
-            held.append(chunk)
-            num_held += len(chunk)
-            if num_held < min_rows:
-                continue
-            rest = _join(held)
-            assert rest.step is not None
+            assert chunk.step is not None
             start = 0
-            while num_held - start >= max(min_rows, 1):
-                end = int(np.searchsorted(rest.step, rest.step[start + max(min_rows, 1) - 1], side="right"))
-                if end == num_held:
+            if num_held >= wanted and held[-1].step is not None and held[-1].step[-1] < chunk.step[0]:
+                yield _join(held, num_held)
+                held, num_held = [], 0
+            while num_held + len(chunk) - start >= wanted:
+                last = chunk.step[max(start + wanted - num_held, 1) - 1]
+                end = int(np.searchsorted(chunk.step, last, side="right"))
+                if end == len(chunk):
                     break  # the next chunk may go on with this step
-                yield _slice(rest, start, end)
-                start = end
-            held = [_slice(rest, start, num_held)]
-            num_held -= start
-        if num_held:
-            yield _join(held)
+                held.append(_slice(chunk, start, end))
+                yield _join(held, num_held + end - start)
+                held, num_held, start = [], 0, end
+            held.append(_slice(chunk, start, len(chunk)))
+            num_held += len(chunk) - start
+        yield _join(held, num_held)
 
     def steps(self) -> pl.DataFrame | None:
         """Read the step table, or None if the trace has none.
@@ -235,34 +236,41 @@ def _to_blocks(
     return Blocks(rows, position, step, drafted, admitted, accepted, arrays, unfit)
 
 
-def _join(pieces: list[Blocks]) -> Blocks:
-    if len(pieces) == 1:
-        return pieces[0]
-    first = pieces[0]
-
-    def joined(name: str) -> Any:
-        return np.concatenate([getattr(piece, name) for piece in pieces])
-
-    return Blocks(
-        joined("request"),
-        joined("position"),
-        None if first.step is None else joined("step"),
-        joined("num_drafted"),
-        joined("num_admitted"),
-        joined("num_accepted"),
-        {name: np.concatenate([piece.features[name] for piece in pieces], axis=1) for name in first.features},
-        None if first.unfit is None else joined("unfit"),
-    )
+def _join(pieces: Iterable[Blocks], num_rows: int) -> Blocks:
+    """Put pieces together, copying each as it comes, so that they need not all be in memory at once."""
+    whole: Blocks | None = None
+    start = 0
+    for piece in pieces:
+        if len(piece) == num_rows:
+            whole = piece  # nothing to copy; still let the source run to its end, where it makes its last checks
+            continue
+        if whole is None:
+            whole = _map(lambda array: np.empty((*array.shape[:-1], num_rows), dtype=array.dtype), piece)
+        for target, source in zip(_arrays(whole), _arrays(piece), strict=True):
+            target[..., start : start + len(piece)] = source
+        start += len(piece)
+    assert whole is not None
+    return whole
 
 
 def _slice(blocks: Blocks, start: int, end: int) -> Blocks:
+    return _map(lambda array: array[..., start:end], blocks)
+
+
+def _arrays(blocks: Blocks) -> list[NDArray[Any]]:
+    plain = (blocks.request, blocks.position, blocks.step, blocks.unfit)
+    counts = (blocks.num_drafted, blocks.num_admitted, blocks.num_accepted)
+    return [array for array in (*plain, *counts, *blocks.features.values()) if array is not None]
+
+
+def _map(function: Callable[[Any], Any], blocks: Blocks) -> Blocks:
     return Blocks(
-        blocks.request[start:end],
-        blocks.position[start:end],
-        None if blocks.step is None else blocks.step[start:end],
-        blocks.num_drafted[start:end],
-        blocks.num_admitted[start:end],
-        blocks.num_accepted[start:end],
-        {name: np.ascontiguousarray(values[:, start:end]) for name, values in blocks.features.items()},
-        None if blocks.unfit is None else blocks.unfit[start:end],
+        function(blocks.request),
+        function(blocks.position),
+        None if blocks.step is None else function(blocks.step),
+        function(blocks.num_drafted),
+        function(blocks.num_admitted),
+        function(blocks.num_accepted),
+        {name: function(values) for name, values in blocks.features.items()},
+        None if blocks.unfit is None else function(blocks.unfit),
     )

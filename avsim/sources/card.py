@@ -71,7 +71,6 @@ class TraceCard:
     num_blocks: int = 0
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "recorded", tuple(self.recorded))
         hints = typing.get_type_hints(type(self))
         for field in fields(self):
             _check_type(field.name, getattr(self, field.name), hints[field.name])
@@ -142,7 +141,7 @@ def _check_type(name: str, value: Any, hint: Any) -> None:
                 return
             raise InputError(f"{name} is {value!r}{suggest(str(value), typing.get_args(one))}")
         if typing.get_origin(one) is tuple:
-            if all(isinstance(item, str) for item in value):
+            if isinstance(value, tuple) and all(isinstance(item, str) for item in value):
                 return
         elif isinstance(value, bool):
             if one is bool:

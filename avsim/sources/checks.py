@@ -181,18 +181,10 @@ class RowChecker:
         )
 
     def _step_order(self, rows: IntArray, position: IntArray, step: IntArray, locate: Locate) -> None:
-        before_step = np.concatenate([[self._last[0]], step[:-1]])
-        before_rows = np.concatenate([[self._last[1]], rows[:-1]])
-        if (bad := (step < 0) | (step < before_step)).any():
-            row = int(bad.argmax())
-            what = f"{step[row]} is negative" if step[row] < 0 else f"{step[row]} comes after {before_step[row]}"
-            raise InputError(f"{locate(row)}, column step: {what}; steps start at ≥ 0 and never fall")
-        if (bad := (step == before_step) & (rows <= before_rows)).any():
-            row = int(bad.argmax())
-            raise InputError(
-                f"{locate(row)}, column request: request {self.ids[rows[row]]} is a duplicate or out of order in step "
-                f"{step[row]}; a step holds each request once, in the order of requests.parquet"
-            )
+        last_step, last_row = self._last
+        falls = (step[1:] < step[:-1]) | ((step[1:] == step[:-1]) & (rows[1:] <= rows[:-1]))
+        if step[0] < max(last_step, 0) or (step[0] == last_step and rows[0] <= last_row) or falls.any():
+            self._refuse_step(rows, step, locate)
         # uint16 keys are radix-sorted; in one chunk the live requests nearly always span less than 65536.
         key = rows - rows.min()
         by_request = np.argsort(key.astype(np.uint16) if key.max() < 1 << 16 else key, kind="stable")
@@ -209,6 +201,19 @@ class RowChecker:
         final = np.concatenate([first[1:], [True]])
         self._last_position[sorted_rows[final]] = sorted_position[final]
         self._last = (int(step[-1]), int(rows[-1]))
+
+    def _refuse_step(self, rows: IntArray, step: IntArray, locate: Locate) -> None:
+        before_step = np.concatenate([[self._last[0]], step[:-1]])
+        before_rows = np.concatenate([[self._last[1]], rows[:-1]])
+        if (bad := (step < 0) | (step < before_step)).any():
+            row = int(bad.argmax())
+            what = f"{step[row]} is negative" if step[row] < 0 else f"{step[row]} comes after {before_step[row]}"
+            raise InputError(f"{locate(row)}, column step: {what}; steps start at ≥ 0 and never fall")
+        row = int(((step == before_step) & (rows <= before_rows)).argmax())
+        raise InputError(
+            f"{locate(row)}, column request: request {self.ids[rows[row]]} is a duplicate or out of order in step "
+            f"{step[row]}; a step holds each request once, in the order of requests.parquet"
+        )
 
 
 _DENSE_RULE = "; a dense trace has a block at every output position (record partial ones as on-policy)"

@@ -14,8 +14,9 @@ __all__ = ["ContentHash"]
 class ContentHash:
     """SHA-256 over the columns of a trace's tables, fed in row order, in pieces of any size.
 
-    Each column has its own digest: integers as int64, floats in their own width with one bit pattern for NaN and
-    null, text as UTF-8 with its length. The result hashes the sorted list of table, column, kind and digest.
+    Each column has its own digest: integers as int64 (null as the smallest), floats in their own width with one bit
+    pattern for NaN and null, text as UTF-8 with its length. The result hashes the sorted list of table, column, kind
+    and digest.
 
     >>> whole, split = ContentHash(), ContentHash()
     >>> frame = pl.DataFrame({"a": [1, 2, 3], "b": [0.5, None, 1.5]})
@@ -45,7 +46,8 @@ class ContentHash:
 
 def _encode(column: pl.Series) -> tuple[str, Any]:
     if column.dtype.is_integer():
-        return "int", np.ascontiguousarray(column.cast(pl.Int64).to_numpy().astype("<i8", copy=False)).data
+        whole = column.cast(pl.Int64).fill_null(np.iinfo(np.int64).min).to_numpy()
+        return "int", np.ascontiguousarray(whole.astype("<i8", copy=False)).data
     if column.dtype.is_float():
         width = "<f4" if column.dtype == pl.Float32 else "<f8"
         values = column.to_numpy().astype(width)

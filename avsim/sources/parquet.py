@@ -13,7 +13,9 @@ from avsim.errors import InputError
 
 __all__ = ["Part", "frames", "parts", "read_table", "reading"]
 
-CHUNK_ROWS = 1 << 18
+CHUNK_ROWS = 1 << 17
+READ_BYTES = 1 << 26
+"""Read at once, in 4-byte values: more than a chunk, since each read parses the file's footer again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,11 +71,12 @@ def parts(folder: Path) -> tuple[tuple[Part, ...], pl.Schema]:
     return tuple(found), schema
 
 
-def frames(part: Part, columns: Sequence[str], rows: int = CHUNK_ROWS) -> Iterator[pl.DataFrame]:
-    """Stream the chosen columns of a file in slices of at most `rows` rows."""
-    for start in range(0, part.num_rows, rows):
+def frames(part: Part, columns: Sequence[str]) -> Iterator[pl.DataFrame]:
+    """Stream the chosen columns of a file in order, in slices of at most `CHUNK_ROWS` rows."""
+    at_once = max(READ_BYTES // (4 * len(columns)), CHUNK_ROWS)
+    for start in range(0, part.num_rows, at_once):
         with reading(part.path):
-            frame = pl.scan_parquet(part.path, glob=False).select(columns).slice(start, rows).collect()
-        if frame.height != min(rows, part.num_rows - start):
+            frame = pl.scan_parquet(part.path, glob=False).select(columns).slice(start, at_once).collect()
+        if frame.height != min(at_once, part.num_rows - start):
             raise InputError(f"{part.path}: its rows changed while it was read; read it again")
-        yield frame
+        yield from frame.iter_slices(CHUNK_ROWS)

@@ -11,7 +11,7 @@ import numpy as np
 from avsim.policies.base import StepBatch
 from avsim.types import F32Array
 
-__all__ = ["REFERENCES", "best_prefix_budget", "reference_admitted"]
+__all__ = ["REFERENCES", "best_prefix_budget", "exact_survivals", "reference_admitted"]
 
 Ranked = list[tuple[float, int, int]]
 """(survival, slot, request), best first: by survival, then slot, then request."""
@@ -50,7 +50,8 @@ def best_prefix_budget(batch: StepBatch, step: int, survivals: list[Fraction], e
     return best
 
 
-def _exact_survivals(confidence: F32Array, batch: StepBatch, step: int) -> list[Fraction]:
+def exact_survivals(confidence: F32Array, batch: StepBatch, step: int) -> list[Fraction]:
+    """Return the survivals of the drafted slots of one step, best first."""
     found = []
     for request, drafted in enumerate(batch.num_drafted[step].tolist()):
         product = Fraction(1)
@@ -87,12 +88,12 @@ def _fixed(policy: Any, batch: StepBatch, step: int) -> list[int]:
 
 
 def _adaptive(policy: Any, batch: StepBatch, step: int) -> list[int]:
-    budget = best_prefix_budget(batch, step, _exact_survivals(batch.sizing, batch, step), early_stop=False)
+    budget = best_prefix_budget(batch, step, exact_survivals(batch.sizing, batch, step), early_stop=False)
     return _spend(budget, _ranked(batch.live, batch, step), batch.num_drafted.shape[1])
 
 
 def _prefix_scheduler(policy: Any, batch: StepBatch, step: int) -> list[int]:
-    budget = best_prefix_budget(batch, step, _exact_survivals(batch.live, batch, step), policy.early_stop)
+    budget = best_prefix_budget(batch, step, exact_survivals(batch.live, batch, step), policy.early_stop)
     return _spend(budget, _ranked(batch.live, batch, step), batch.num_drafted.shape[1])
 
 
@@ -104,7 +105,7 @@ def _oracle(policy: Any, batch: StepBatch, step: int) -> list[int]:
         return accepted
     slot = np.arange(len(batch.live))[:, None, None]
     truth = (slot < batch.num_accepted).astype(np.float32)
-    budget = best_prefix_budget(batch, step, _exact_survivals(truth, batch, step), early_stop=False)
+    budget = best_prefix_budget(batch, step, exact_survivals(truth, batch, step), early_stop=False)
     return _spend(budget, _ranked(truth, batch, step), batch.num_drafted.shape[1])
 
 

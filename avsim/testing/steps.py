@@ -52,7 +52,7 @@ def verify_table(shape: str, size: int) -> F64Array:
 def random_batch(
     cost: str,
     *,
-    num_steps: int = 60,
+    num_steps: int = 40,
     num_reqs: int = 4,
     num_slots: int = 4,
     draft_ms: float = 1.0,
@@ -103,7 +103,7 @@ def dyadic_batches(policy: Policy) -> Iterator[StepBatch]:
         for offset, choice in enumerate(levels):
             batch = random_batch(
                 cost,
-                num_steps=25,
+                num_steps=12,
                 num_reqs=3,
                 num_slots=num_slots_for(policy),
                 draft_ms=(0.0, 1.0)[offset % 2],

@@ -63,20 +63,20 @@ def test_every_registered_estimator_is_covered():
 
 
 @pytest.mark.parametrize(("estimator", "check"), parametrised(CASES, ESTIMATOR_CHECKS))
-def test_contract(estimator, check):
+def test_estimator_contract(estimator, check):
     check(estimator)
 
 
-@pytest.mark.parametrize(("estimator", "opt_outs"), CASES, ids=lambda case: "")
-def test_opt_outs_are_needed(estimator, opt_outs):
+@pytest.mark.parametrize(("estimator", "opt_outs"), CASES, ids=lambda case: getattr(case, "name", ""))
+def test_estimator_opt_outs_are_needed(estimator, opt_outs):
     assert not unneeded(ESTIMATOR_CHECKS, estimator, opt_outs)
 
 
-@pytest.mark.parametrize(("estimator", "expected"), BROKEN, ids=lambda case: type(case).__name__)
+@pytest.mark.parametrize(("estimator", "expected"), BROKEN, ids=[type(case).__name__ for case, _ in BROKEN])
 def test_broken_estimators_are_caught(estimator, expected):
     base = {} if isinstance(estimator, estimators.OnlineLogistic) else NO_FEATURES
     assert failures(ESTIMATOR_CHECKS, estimator, base) == expected
 
 
-def test_every_check_catches_something():
+def test_every_estimator_check_catches_something():
     assert set().union(*(caught for _, caught in BROKEN)) == {check.__name__ for check in ESTIMATOR_CHECKS}

@@ -43,12 +43,13 @@ class Stream:
     """A random workload: how logits look, who is scheduled, how much is admitted, and what the target accepts."""
 
     num_slots: int = 4
-    max_num_reqs: int = 12
-    num_reqs: tuple[int, ...] = (6, 7, 5)
-    num_steps: int = 16
+    max_num_reqs: int = 8
+    num_reqs: tuple[int, ...] = (4, 5, 3)
+    num_steps: int = 12
     refit_interval: int = 4
     logits: Callable[[Rng, tuple[int, int]], F32] = field(default_factory=gaussian)
     accept: Callable[[F32], NDArray[np.floating]] = field(default_factory=lambda: logistic(0.7, 0.1))
+    min_admitted: int = 0
     max_admitted: int | None = None
     temperature: tuple[float, ...] = (1.0,)
     prefill: float = 0.1
@@ -99,7 +100,7 @@ def draw_verdict(stream: Stream, rng: Rng, step: int, features: F32, drafted: ND
     slots = rng.permutation(stream.max_num_reqs)[:count]
     sampled = rng.random(count) >= stream.prefill
     deepest = stream.num_slots if stream.max_admitted is None else stream.max_admitted
-    admitted = np.where(sampled & drafted[slots], rng.integers(0, deepest + 1, count), 0)
+    admitted = np.where(sampled & drafted[slots], rng.integers(stream.min_admitted, deepest + 1, count), 0)
     success = rng.random((count, stream.num_slots)) < stream.accept(features[slots])
     accepted = np.minimum(np.cumprod(success, axis=1).sum(axis=1), admitted)
     return Verdict(slots, admitted, accepted, sampled)

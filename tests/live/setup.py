@@ -50,7 +50,7 @@ class SetupError(Exception):
 
 
 def main() -> int:
-    if sys.version_info < (3, 11):
+    if sys.version_info < (3, 11):  # noqa: UP036 (whatever `python3` is may run this)
         print(f"setup: Python 3.11 or newer is needed, this is {platform.python_version()}", file=sys.stderr)
         return 2
     try:

@@ -185,6 +185,7 @@ def _load() -> dict[str, types.ModuleType]:
     return loaded
 
 
+torch.set_num_threads(1)  # the tensors are tiny, and spinning threads slow a busy machine down many times
 _modules = _load()
 OnlineAcceptanceEstimator = _modules["acceptance_estimator"].OnlineAcceptanceEstimator
 get_max_chunk_logits = _modules["rejection_sampler"].get_max_chunk_logits
@@ -300,6 +301,16 @@ class VllmManager:
         assert total == int(starts[len(order)])
         assert all(queries[slot] == num_tokens[slot] - num_drafts[slot] + admitted[slot] for slot in order)
         return budget, np.array([admitted[slot] for slot in slots])
+
+    @property
+    def sizing(self) -> NDArray[np.float32]:
+        """The confidences that the next budget is chosen from, `[max_num_reqs, K]`."""
+        return self.inner._stale_confidences[self.inner._stale_idx].np
+
+    @property
+    def live(self) -> NDArray[np.float32]:
+        """The confidences that the next budget is spent by, `[max_num_reqs, K]`."""
+        return self.inner._confidence_probs.numpy()
 
     def record(self, slots: Sequence[int], confidence: NDArray[np.float32]) -> None:
         """Take the confidences of the drafts just made, `[len(slots), K]`."""

@@ -1,4 +1,4 @@
-"""Importers of foreign traces. To add one: a file here, and a line in the imports and in `BUILTIN`."""
+"""Importers of foreign traces. To add one: a file here, and a line in the imports and in `IMPORTERS`."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from avsim.sources.importers.smollm2_eagle1_dense import SmolLM2Eagle1Dense
 from avsim.sources.importers.specdecode_bench import SpecDecodeBench
 from avsim.sources.writer import write_trace
 
-__all__ = ["BUILTIN", "Imported", "Importer", "SmolLM2Eagle1Dense", "SpecDecodeBench", "available", "import_trace"]
+__all__ = ["IMPORTERS", "Imported", "Importer", "SmolLM2Eagle1Dense", "SpecDecodeBench", "available", "import_trace"]
 
-BUILTIN: dict[str, type[Any]] = {cls.name: cls for cls in (SmolLM2Eagle1Dense, SpecDecodeBench)}
+IMPORTERS: dict[str, type[Any]] = {cls.name: cls for cls in (SmolLM2Eagle1Dense, SpecDecodeBench)}
 
 
 def available() -> dict[str, type[Any]]:
     """Return every importer by name, including those of installed packages."""
-    return registry.installed("sources", BUILTIN)
+    return registry.installed("sources", IMPORTERS)
 
 
 def import_trace(spec: str, source: str | Path, path: str | Path, overwrite: bool = False) -> Trace:

@@ -1,0 +1,209 @@
+"""Tables of the HTML report: verdicts, and what each arm and its confidences did."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from avsim.metrics.calibration import ECE_BINS
+from avsim.metrics.verdict import Verdict
+from avsim.report.page import MISSING, chip, table, td, th
+from avsim.report.wording import baseline_kind, load_name, signed_pct
+
+__all__ = ["acceptance_table", "confidence_table", "fitted_table", "speed_table", "throughput_table", "verdict_tables"]
+
+_WORDS = {
+    "gain": ("▲ gain", "gain"),
+    "loss": ("▼ loss", "loss"),
+    "gain withheld": ("△ gain withheld", "withheld"),
+    "not distinguishable": ("○ not distinguishable", "none"),
+    "not enough requests": ("? not enough requests", "none"),
+}
+_MOST_VALUES = 24
+
+
+def _number(value: float | None, digits: int = 2, unit: str = "") -> str:
+    return MISSING if value is None else f"{value:,.{digits}f}{unit}".replace("-", "−")
+
+
+def _share(value: float | None) -> str:
+    return _number(None if value is None else value * 100, 1, " %")
+
+
+def _arm_name(arm: dict[str, Any]) -> str:
+    return arm["policy"] + "*" * bool(arm["unattainable"])
+
+
+def _loads_head(summary: dict[str, Any]) -> str:
+    return "concurrent requests" if summary["loop"] == "closed" else "requests in flight"
+
+
+def verdict_tables(summary: dict[str, Any]) -> str:
+    """Return one table per judged policy: a row per load, a column group per baseline."""
+    found = [(load, Verdict(**item)) for load in summary["loads"] for item in load["verdicts"]]
+    return "".join(
+        _verdict_table(summary, policy, [item for item in found if item[1].policy == policy])
+        for policy in dict.fromkeys(verdict.policy for _, verdict in found)
+    )
+
+
+def _verdict_table(summary: dict[str, Any], policy: str, found: Sequence[tuple[dict[str, Any], Verdict]]) -> str:
+    kinds = list(dict.fromkeys(baseline_kind(verdict.against) for _, verdict in found))
+    columns = ("change", "95 % interval", "break-even overhead", "verdict")
+    top, second = th(_loads_head(summary), "left", rowspan=2), ""
+    for kind in kinds:
+        chosen = kind == "best fixed"
+        top += th(f"against {kind}{' K' if chosen else ''}", "span edge", colspan=4 + chosen)
+        heads = ("K chosen", *columns) if chosen else columns
+        second += "".join(
+            th(name, f"{'edge' if not n else ''}{' left' if name in ('verdict', 'K chosen') else ''}".strip())
+            for n, name in enumerate(heads)
+        )
+    rows = []
+    for load in summary["loads"]:
+        mine = {baseline_kind(verdict.against): verdict for other, verdict in found if other is load}
+        cells = (_verdict_cells(mine.get(kind), kind == "best fixed") for kind in kinds)
+        rows.append(th(load_name(load), scope="row") + "".join(cells))
+    caption = f"{policy}: change of throughput, simulated. Break-even: AV overhead per step that would cost the gain."
+    return table(caption, [top, second], [rows])
+
+
+def _verdict_cells(verdict: Verdict | None, chosen: bool) -> str:
+    if verdict is None:
+        return td(MISSING, "edge") + td("") * (3 + chosen)
+    low, high = (signed_pct((bound - 1) * 100) for bound in (verdict.low, verdict.high))
+    margin = verdict.break_even_overhead_ms
+    text, cls = _WORDS.get(verdict.word, (verdict.word, "none"))
+    depth = td(verdict.against.partition(" (")[2].rstrip(")"), "edge left") if chosen else ""
+    return (
+        depth
+        + td(signed_pct(verdict.change_pct), "" if chosen else "edge")
+        + td(f"{low} … {high}")
+        + td(f"{margin:.2f} ms" if margin >= 0 else "already slower")
+        + chip(text, cls)
+    )
+
+
+def throughput_table(summary: dict[str, Any]) -> str:
+    """Return throughput by load and arm; the best attainable arm is bold."""
+    head = th(_loads_head(summary), "left")
+    head += "".join(th(_arm_name(arm)) for arm in summary["loads"][0]["arms"])
+    rows = []
+    for load in summary["loads"]:
+        best = max((arm["throughput_tok_s"] for arm in load["arms"] if not arm["unattainable"]), default=None)
+        cells = (
+            td(_rate(arm["throughput_tok_s"]), "best" * (arm["throughput_tok_s"] == best and not arm["unattainable"]))
+            for arm in load["arms"]
+        )
+        rows.append(th(load_name(load), scope="row") + "".join(cells))
+    caption = "Throughput, tokens/s, simulated. * a bound that no engine can reach; bold: the best of the others."
+    return table(caption, [head], [rows])
+
+
+def _rate(value: float | None) -> str:
+    return _number(value, 0 if value is None or value >= 100 else 1)
+
+
+def speed_table(summary: dict[str, Any]) -> str:
+    """Return throughput warm, cold and over the whole run, TPOT and regret, per load and arm."""
+    columns = [
+        ("tok/s", lambda arm: _rate(arm["throughput_tok_s"])),
+        ("tok/s from cold start", lambda arm: _rate(arm.get("throughput_cold_start_tok_s"))),
+        ("tok/s whole run", lambda arm: _rate(arm.get("throughput_whole_run_tok_s"))),
+        ("TPOT p50, ms", lambda arm: _number((arm.get("tpot_ms") or {}).get("p50"))),
+        ("p95", lambda arm: _number((arm.get("tpot_ms") or {}).get("p95"))),
+        ("p99", lambda arm: _number((arm.get("tpot_ms") or {}).get("p99"))),
+        ("step, ms", lambda arm: _number(arm.get("step_ms"))),
+        ("regret to oracle", lambda arm: _number(arm.get("throughput_regret_to_oracle_pct"), 1, " %")),
+        ("step regret", lambda arm: _number(arm.get("step_regret_pct"), 1, " %")),
+    ]
+    return _by_arm(summary, "Speed and regret, simulated", columns)
+
+
+def acceptance_table(summary: dict[str, Any]) -> str:
+    """Return acceptance length, acceptance by each denominator, and verified and wasted slots, per load and arm."""
+    columns = [
+        ("AL", lambda arm: _number(arm.get("acceptance_length"), 3)),
+        ("emitted per request-step", lambda arm: _number(arm.get("emitted_tokens_per_request_step"), 3)),
+        ("accepted per drafted", lambda arm: _share(arm["acceptance"].get("per_drafted"))),
+        ("accepted per verified", lambda arm: _share(arm["acceptance"].get("per_verified"))),
+        ("conditional, slot 0, 1, …", _conditional),
+        ("verified share", lambda arm: _share(arm.get("verified_share"))),
+        ("wasted slots", lambda arm: _number(arm.get("wasted_slots"), 0)),
+        ("wasted per step", _wasted_per_step),
+    ]
+    return _by_arm(summary, "Acceptance and work, simulated", columns)
+
+
+def _conditional(arm: dict[str, Any]) -> str:
+    values = arm["acceptance"].get("conditional") or []
+    return " ".join(MISSING if value is None else f"{value:.2f}" for value in values) or MISSING
+
+
+def _wasted_per_step(arm: dict[str, Any]) -> str:
+    steps = arm.get("steps_at_full_concurrency")
+    return _number(arm["wasted_slots"] / steps, 1) if steps and arm.get("wasted_slots") is not None else MISSING
+
+
+def _by_arm(summary: dict[str, Any], caption: str, columns: list[tuple[str, Any]]) -> str:
+    arms = [arm for load in summary["loads"] for arm in load["arms"]]
+    shown = [(name, text) for name, text in columns if any(text(arm) != MISSING for arm in arms)]
+    head = th("arm", "left") + "".join(th(name) for name, _ in shown)
+    groups = []
+    for load in summary["loads"]:
+        rows = [th(f"{_loads_head(summary)}: {load_name(load)}", scope="rowgroup", colspan=len(shown) + 1)]
+        for arm in load["arms"]:
+            cells = th(_arm_name(arm), scope="row") + "".join(td(text(arm)) for _, text in shown)
+            rows.append(f'<tr class="judged">{cells}</tr>' if arm["judged"] else cells)
+        groups.append(rows)
+    return table(caption, [head], groups)
+
+
+def confidence_table(summary: dict[str, Any]) -> str:
+    """Return how good each arm's confidences were, pooled and per slot; empty if no arm reads them."""
+    heads = ("slots scored", "mean confidence", "accepted", "log-loss", "Brier", f"ECE ({ECE_BINS} bins)", "AUC")
+    groups = []
+    for load, arm in _readers(summary):
+        title = f"{_arm_name(arm)} ({arm['estimator']}), {_loads_head(summary)}: {load_name(load)}"
+        rows = [th(title, scope="rowgroup", colspan=len(heads) + 1)]
+        for name, score in _score_lines(arm["confidence"]):
+            cells = th(name, scope="row") + td(_number(score.get("count"), 0))
+            cells += "".join(td(_share(score.get(key))) for key in ("mean_confidence", "acceptance"))
+            cells += "".join(td(_number(score.get(key), 4)) for key in ("log_loss", "brier", "ece"))
+            rows.append(cells + td(_number(score.get("auc"), 3)))
+        groups.append(rows)
+    if not groups:
+        return ""
+    caption = f"Confidence quality. ECE: debiased, {ECE_BINS} equal-mass bins. Conditional acceptance, reached slots."
+    return table(caption, [th("slot", "left") + "".join(th(name) for name in heads)], groups)
+
+
+def _score_lines(confidence: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
+    return [("all", confidence), *((str(slot), score) for slot, score in enumerate(confidence.get("slots", [])))]
+
+
+def _readers(summary: dict[str, Any]) -> list[tuple[dict[str, Any], dict[str, Any]]]:
+    return [(load, arm) for load in summary["loads"] for arm in load["arms"] if arm.get("confidence")]
+
+
+def fitted_table(summary: dict[str, Any]) -> str:
+    """Return refits and fitted parameters at the end of each run; empty if no arm reads confidences."""
+    rows, most = [], 0
+    for load, arm in _readers(summary):
+        state = arm["confidence"].get("state") or {}
+        params = "; ".join(f"{name} {_values(value)}" for name, value in state.items())
+        most = max(most, len(state))
+        cells = th(load_name(load), scope="row") + td(_arm_name(arm), "left") + td(str(arm["estimator"]), "left")
+        rows.append(cells + td(_number(arm["confidence"].get("refits"), 0)) + td(params or MISSING, "left"))
+    if not rows:
+        return ""
+    names = ((_loads_head(summary), "left"), ("arm", "left"), ("estimator", "left"), ("refits", ""))
+    head = "".join(th(name, cls) for name, cls in (*names, ("fitted at the end of the run", "left")))
+    return table("Estimators: refits (warm-up included) and what they had fitted", [head], [rows])
+
+
+def _values(param: dict[str, Any]) -> str:
+    values = param.get("values", [])
+    if len(values) > _MOST_VALUES:
+        return f"[{' × '.join(map(str, param.get('shape', [])))} values]"
+    return " ".join(_number(value, 3) if isinstance(value, float) else str(value) for value in values)

@@ -1,0 +1,155 @@
+"""What a summary says, in plain words: the same sentences for every output."""
+
+from __future__ import annotations
+
+import math
+import shlex
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from avsim.metrics.verdict import Verdict
+
+__all__ = [
+    "at_loads", "baseline_kind", "command_line", "fastest_sentence", "findings", "load_name", "marks", "signed_pct",
+]  # fmt: skip
+
+_MARKS = {
+    "SYNTHETIC": "SYNTHETIC",
+    "APPROXIMATE": "APPROXIMATE",
+    "CENSORED": "CENSORED",
+    "LOSSY": "LOSSY",
+    "Outside the cost table's range": "EXTRAPOLATED",
+}
+
+
+def signed_pct(value: float) -> str:
+    """Return a percentage with its sign.
+
+    >>> signed_pct(-4.35), signed_pct(0.04)
+    ('−4.3 %', '+0.0 %')
+    """
+    return f"{value:+.1f} %".replace("-", "−")
+
+
+def load_name(load: dict[str, Any]) -> str:
+    """Return how a load is called: its concurrency, or what was recorded."""
+    if load["concurrency"] is not None:
+        return str(load["concurrency"])
+    return f"as recorded (mean {load['mean_num_reqs']:.1f})"
+
+
+def marks(summary: dict[str, Any]) -> list[tuple[str, str]]:
+    """Return each restriction that heads the report: its mark and its full text."""
+    found = [(mark, note) for note in summary["notes"] for start, mark in _MARKS.items() if note.startswith(start)]
+    if summary["synthetic"] and not any(mark == "SYNTHETIC" for mark, _ in found):
+        found.insert(0, ("SYNTHETIC", "SYNTHETIC COSTS: every number holds for a made-up cost table only."))
+    if summary["what_if"]:
+        text = (
+            "WHAT IF: the step costs are of another model or machine than the trace, so no engine has run, or could "
+            "run, this combination."
+        )
+        found.insert(0, ("WHAT IF", text))
+    return found
+
+
+def at_loads(loads: Iterable[int], tested: Iterable[int]) -> str:
+    """Name some of the tested loads; three or more neighbours are written as a range.
+
+    >>> at_loads([1, 32, 64, 128], [1, 8, 32, 64, 128, 256]), at_loads([128, 256], [1, 128, 256])
+    ('1, 32–128', '128, 256')
+    """
+    order = sorted(set(tested))
+    runs: list[list[int]] = []
+    for load in sorted(set(loads)):
+        if runs and order.index(load) == order.index(runs[-1][-1]) + 1:
+            runs[-1].append(load)
+        else:
+            runs.append([load])
+    return ", ".join(f"{run[0]}–{run[-1]}" if len(run) > 2 else ", ".join(map(str, run)) for run in runs)
+
+
+def baseline_kind(against: str) -> str:
+    """Return a baseline without the depth that was chosen.
+
+    >>> baseline_kind("best fixed (fixed:3)")
+    'best fixed'
+    """
+    return against.split(" (")[0]
+
+
+def findings(summary: dict[str, Any]) -> list[tuple[str, str]]:
+    """Return one lead and one text per judged policy and baseline, generated from the verdicts alone."""
+    groups: dict[tuple[str, str], list[tuple[int | None, Verdict]]] = {}
+    for load in summary["loads"]:
+        for verdict in (Verdict(**item) for item in load["verdicts"]):
+            groups.setdefault((verdict.policy, baseline_kind(verdict.against)), []).append(
+                (load["concurrency"], verdict)
+            )
+    return [
+        (f"{policy}, against {_baseline_words(kind)}:", _finding(items)) for (policy, kind), items in groups.items()
+    ]
+
+
+def fastest_sentence(summary: dict[str, Any]) -> str:
+    """Say which attainable arm was the fastest at each load."""
+    fastest: dict[str, list[int]] = {}
+    for load in summary["loads"]:
+        arms = [arm for arm in load["arms"] if not arm["unattainable"]]
+        best = max((arm["throughput_tok_s"] for arm in arms), default=math.nan)
+        for arm in arms:
+            if arm["throughput_tok_s"] == best:
+                fastest.setdefault(arm["policy"], []).append(load["concurrency"])
+    tested = [load["concurrency"] for load in summary["loads"]]
+    parts = [name if loads == [None] else f"{name} at {at_loads(loads, tested)}" for name, loads in fastest.items()]
+    return f"{'; '.join(parts)}. These are point values of whole runs, without an interval."
+
+
+def command_line(config: dict[str, Any]) -> str:
+    """Return the `avsim replay` command that asks for a config."""
+    words = ["avsim", "replay", config["trace"]]
+    for key, flag in (
+        ("cost", "cost"), ("belief", "belief"), ("loop", "loop"), ("concurrency", "concurrency"),
+        ("policies", "policy"), ("baselines", "baseline"), ("estimators", "estimator"), ("num_slots", "k"),
+        ("lag", "lag"), ("av_overhead_ms", "av-overhead-ms"), ("vocab", "vocab"), ("bootstrap", "bootstrap"),
+        ("warm_refits", "warm-refits"), ("seed", "seed"),
+    ):  # fmt: skip
+        value = config.get(key)
+        if value is not None:
+            words += [f"--{flag}", ",".join(map(str, value)) if isinstance(value, list | tuple) else str(value)]
+    return shlex.join(words + ["--what-if"] * bool(config.get("what_if")))
+
+
+def _baseline_words(kind: str) -> str:
+    return {"none": "plain decoding (none)", "best fixed": "the best fixed K"}.get(kind, kind)
+
+
+def _finding(items: Sequence[tuple[int | None, Verdict]]) -> str:
+    tested = [load for load, _ in items if load is not None]
+    words: dict[str, list[tuple[int | None, Verdict]]] = {}
+    for load, verdict in items:
+        words.setdefault(verdict.word, []).append((load, verdict))
+    parts, reasons = [], []
+    for word, found in words.items():
+        loads = [load for load, _ in found if load is not None]
+        where = f" at {at_loads(loads, tested)}" if loads else ""
+        parts.append(f"{word}{where}{_size([verdict for _, verdict in found])}")
+        reasons += sorted({f"{word}: {verdict.reason}." for _, verdict in found if verdict.reason})
+    text = f"{'; '.join(parts)}."
+    chosen: dict[str, list[int]] = {}
+    for load, verdict in items:
+        depth = verdict.against.partition(" (")[2].rstrip(")")
+        if depth and load is not None:
+            chosen.setdefault(depth, []).append(load)
+    if chosen:
+        text += f" K chosen: {'; '.join(f'{name} at {at_loads(at, tested)}' for name, at in chosen.items())}."
+    return " ".join([text, *(reason[0].upper() + reason[1:] for reason in reasons)])
+
+
+def _size(verdicts: Sequence[Verdict]) -> str:
+    word, changes = verdicts[0].word, sorted(verdict.change_pct for verdict in verdicts)
+    if word == "not enough requests":
+        return ""
+    if len(verdicts) == 1:
+        low, high = (signed_pct((bound - 1) * 100) for bound in (verdicts[0].low, verdicts[0].high))
+        return f" ({signed_pct(changes[0])}, interval {low} to {high})"
+    return f" ({signed_pct(changes[0])} to {signed_pct(changes[-1])})"
