@@ -90,7 +90,7 @@ def replay(
         due = [player for player in players if player.interval == interval]
         first = None
         for epoch in _epochs(trace.iter_blocks(wanted, num_slots=num_slots, min_rows=min_rows), interval):
-            batch = _Epoch(epoch, interval, slots)
+            batch = _Epoch(epoch, interval, slots, trace.card.complete_blocks)
             first = batch.first_step if first is None else first
             for player in due:
                 player.play(batch, counted=batch.first_step >= first + warm_steps)
@@ -157,7 +157,7 @@ def _joined(parts: Sequence[Blocks]) -> Blocks:
 class _Epoch:
     """The blocks between two refits, and where each sits in the `[steps, reqs]` grid."""
 
-    def __init__(self, blocks: Blocks, interval: int, num_slots: int):
+    def __init__(self, blocks: Blocks, interval: int, num_slots: int, complete: bool):
         assert blocks.step is not None
         self.blocks = blocks
         self.index = int(blocks.step[0] // interval)
@@ -179,6 +179,13 @@ class _Epoch:
         slot = np.arange(num_slots)[:, None]
         self.reached = (slot <= blocks.num_accepted) & (slot < blocks.num_admitted)
         self.accepted = slot < blocks.num_accepted
+        self.features = blocks.features
+        self.charged = blocks.num_admitted
+        if not complete:
+            # Nothing was trimmed from these blocks: the rest of their K slots lies past the end of an output.
+            self.charged = np.where(blocks.num_admitted == blocks.num_drafted, num_slots, blocks.num_admitted)
+            recorded = slot < blocks.num_drafted
+            self.features = {name: fill_missing(array, recorded) for name, array in blocks.features.items()}
 
     def grid(self, column: np.ndarray) -> np.ndarray:
         """Lay out rows `[..., n]` as `[..., steps, reqs]`, with 0 in empty places."""
@@ -228,7 +235,7 @@ class _Player:
     def play(self, epoch: _Epoch, *, counted: bool) -> None:
         blocks = epoch.blocks
         confidence, sizing = self._confidences(epoch)
-        available = np.minimum(blocks.num_admitted, self.depth)
+        available = np.minimum(epoch.charged, self.depth)
         num_reqs, target_tokens = self._batch_sizes(epoch)
         self._grow_tables(int(num_reqs.max()), int(target_tokens.max()) + self.depth * epoch.width)
         remaining = self.output_len[blocks.request] - 1 - blocks.position
