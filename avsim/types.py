@@ -9,11 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Blocks", "BoolArray", "F32Array", "F64Array", "Features", "IntArray", "Observations", "observe"]
+__all__ = ["Blocks", "BoolArray", "F32Array", "F64Array", "Features", "IntArray", "Observations", "observe", "slot_sums"]
 
 F32Array = NDArray[np.float32]
 F64Array = NDArray[np.float64]
@@ -97,3 +98,17 @@ def observe(
     if unfit is not None:
         observed &= ~unfit
     return observed, slot < num_accepted
+
+
+def slot_sums(values: NDArray[Any], counts: IntArray) -> F64Array:
+    """Add up values that lie slot after slot, `counts[k]` of them for slot k, in float64; returns `[K]`.
+
+    >>> slot_sums(np.array([1.0, 2.0, 4.0]), np.array([1, 0, 2, 0])).tolist()
+    [1.0, 0.0, 6.0, 0.0]
+    """
+    # reduceat cannot express an empty segment, so slots without values are left out of it.
+    kept = np.flatnonzero(counts)
+    sums = np.zeros(len(counts))
+    if len(kept):
+        sums[kept] = np.add.reduceat(values, (np.cumsum(counts) - counts)[kept], dtype=np.float64)
+    return sums

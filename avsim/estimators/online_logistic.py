@@ -11,7 +11,7 @@ import numpy as np
 from avsim.errors import InputError
 from avsim.estimators.base import Arrays, Estimator
 from avsim.features import sigmoid
-from avsim.types import F32Array, Features, Observations
+from avsim.types import BoolArray, F32Array, Features, IntArray, Observations, slot_sums
 
 __all__ = ["OnlineLogistic"]
 
@@ -61,7 +61,7 @@ class OnlineLogistic(Estimator):
         finite = np.isfinite([self.slope, self.intercept, self.l2, self.damping]).all()
         if not finite or self.l2 <= 0 or self.damping < 0 or self.slope < 0:
             raise InputError(
-                f"{self.name}: l2 must be > 0, damping ≥ 0, slope ≥ 0, and all of them and intercept finite"
+                f"{self.name}: l2 must be > 0, damping and slope ≥ 0, and all finite"
             )
 
     @property
@@ -83,21 +83,16 @@ class OnlineLogistic(Estimator):
 
     def accumulate(self, stats: Arrays, observations: Observations) -> Arrays:
         f, p, observed = observations.features[self.feature], observations.confidence, observations.observed
-        # A slot without a label may hold a NaN feature, so it is cleared before anything is multiplied by it.
-        f = np.where(observed, f, np.float32(0))
-        weight = np.where(observed, p * (1 - p), np.float32(0))
-        residual = np.where(observed, observations.accepted.astype(np.float32) - p, np.float32(0))
         if self.sums == "float32":
-            return _kernel_sums(stats, observations.step_starts, f, weight, residual, observed)
+            return _kernel_sums(stats, observations.step_starts, f, p, observed, observations.accepted)
+        # Few slots carry a label, and one without may hold a NaN feature: only the labelled ones are touched.
+        picked = np.flatnonzero(observed)
+        counts = np.count_nonzero(observed, axis=1)
+        f, p = f.ravel().take(picked), p.ravel().take(picked)
+        weight, residual = p * (1 - p), observations.accepted.ravel().take(picked) - p
         weighted = weight * f
-        added = {
-            "a": np.einsum("kn,kn->k", weighted, f, dtype=np.float64),
-            "b": weighted.sum(axis=1, dtype=np.float64),
-            "c": weight.sum(axis=1, dtype=np.float64),
-            "g0": np.einsum("kn,kn->k", residual, f, dtype=np.float64),
-            "g1": residual.sum(axis=1, dtype=np.float64),
-            "n": observed.sum(axis=1, dtype=np.float64),
-        }
+        columns = {"a": weighted * f, "b": weighted, "c": weight, "g0": residual * f, "g1": residual}
+        added = {name: slot_sums(column, counts) for name, column in columns.items()} | {"n": counts}
         return {name: stats[name] + added[name] for name in _SUMS}
 
     def refit(self, params: Arrays, stats: Arrays) -> tuple[Arrays, Arrays]:
@@ -129,9 +124,12 @@ def _tree_sum(values: F32Array) -> np.float32:
 
 
 def _kernel_sums(
-    stats: Arrays, step_starts: np.ndarray, f: F32Array, weight: F32Array, residual: F32Array, observed: np.ndarray
+    stats: Arrays, step_starts: IntArray, f: F32Array, p: F32Array, observed: BoolArray, accepted: BoolArray
 ) -> Arrays:
     """Add step by step in float32 over rows padded as the kernel pads them."""
+    f = np.where(observed, f, np.float32(0))
+    weight = np.where(observed, p * (1 - p), np.float32(0))
+    residual = np.where(observed, accepted.astype(np.float32) - p, np.float32(0))
     sums = {name: stats[name] for name in _SUMS}
     columns = {
         "a": weight * f * f,

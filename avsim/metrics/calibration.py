@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 from scipy.special import ndtr
 
-from avsim.types import BoolArray, F32Array, F64Array, IntArray
+from avsim.types import BoolArray, F32Array, F64Array, IntArray, slot_sums
 
 __all__ = ["Calibration", "debiased_ece", "equal_mass_bins"]
 
-_BINS = 1 << 13
+_BINS = 1 << 12
 _SMALLEST = 2.0**-24  # half a float32 ulp below 1: confidences that round to 0 or 1 cost at most 16.6 nats
 ECE_BINS = 15
 
@@ -21,8 +21,8 @@ ECE_BINS = 15
 class Calibration:
     """Running scores of confidences against labels, per slot.
 
-    Log-loss and Brier score are exact sums; ECE, AUC and reliability come from a histogram of p with 8192 cells per
-    slot and label, so p is resolved to 1.2e-4 there.
+    Log-loss and Brier score are exact sums; ECE, AUC and reliability come from a histogram of p with 4096 cells per
+    slot and label, so p is resolved to 2.4e-4 there.
     """
 
     num_slots: int
@@ -37,16 +37,18 @@ class Calibration:
 
     def add(self, confidence: F32Array, accepted: BoolArray, scored: BoolArray) -> None:
         """Score some slots, all arrays `[K, n]`; only those where `scored`."""
-        base = np.arange(self.num_slots) * (2 * _BINS)
-        slot = np.repeat(np.arange(self.num_slots), scored.sum(axis=1))
-        p, label = confidence[scored], accepted[scored]
-        cell = (p * np.float32(_BINS)).astype(np.int64)
+        picked = np.flatnonzero(scored)
+        counts = np.count_nonzero(scored, axis=1)
+        p, label = confidence.ravel().take(picked), accepted.ravel().take(picked)
+        cell = (p * np.float32(_BINS)).astype(np.int32)
         np.minimum(cell, _BINS - 1, out=cell)
-        cell += base[slot] + label * _BINS
+        cell += label * np.int32(_BINS)
+        cell += np.repeat(np.arange(self.num_slots, dtype=np.int32) * (2 * _BINS), counts)
         self.counts += np.bincount(cell, minlength=self.counts.size).reshape(self.counts.shape)
-        right = np.where(label, p, 1 - p)
-        self.log_loss -= np.bincount(slot, np.log(np.maximum(right, np.float32(_SMALLEST))), self.num_slots)
-        self.brier += np.bincount(slot, np.square(1 - right), self.num_slots)
+        # p(right) is p for an acceptance and 1 − p for a rejection.
+        right = np.abs(p - ~label)
+        self.brier += slot_sums(np.square(1 - right), counts)
+        self.log_loss -= slot_sums(np.log(np.maximum(right, np.float32(_SMALLEST), out=right), out=right), counts)
 
     def summary(self) -> dict[str, Any]:
         """Return the pooled scores, and the same per slot under `slots`."""
@@ -108,7 +110,8 @@ def debiased_ece(mean: F64Array, rate: F64Array, count: IntArray) -> float:
     """Return the expected calibration error over given bins, with its plug-in bias removed, at least 0.
 
     ECE = Σ w_b |ȳ_b − p̄_b|, w_b = n_b/n. Noise in ȳ_b inflates it; the bias is estimated as the excess of
-    E|R_b − p̄_b| over |ȳ_b − p̄_b| with R_b ~ N(ȳ_b, ȳ_b(1 − ȳ_b)/n_b), and subtracted.
+    E|R_b − p̄_b| over |ȳ_b − p̄_b| with R_b ~ N(ȳ_b, ȳ_b(1 − ȳ_b)/n_b), and subtracted. Of a perfectly calibrated
+    score's plug-in ECE that leaves three fifths, and nothing of it where the gaps are real.
 
     Source: Kumar, Liang, Ma: Verified Uncertainty Calibration (arXiv 1909.10155), §5.
     """

@@ -99,7 +99,7 @@ def allocate(survivals: F32Array, budget: IntArray) -> IntArray:
 def _step_costs(num_reqs: IntArray, num_target_tokens: IntArray, width: int, tables: CostTables) -> F64Array:
     """Return draft[num_reqs] + verify[T + B] for B = 0 … width, `[S, width + 1]`, or one line if all steps agree."""
     base = num_target_tokens[:, None]
-    if (base == base[0]).all() and (num_reqs == num_reqs[0]).all():
+    if (base == base[:1]).all() and (num_reqs == num_reqs[:1]).all():
         base, num_reqs = base[:1], num_reqs[:1]
     index = np.minimum(base + np.arange(width + 1), len(tables.verify) - 1)
     return tables.verify[index] + tables.draft[num_reqs][:, None]

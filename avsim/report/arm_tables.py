@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 from avsim.metrics.calibration import ECE_BINS
 from avsim.metrics.verdict import Verdict
 from avsim.report.page import MISSING, chip, table, td, th
-from avsim.report.wording import baseline_kind, load_name, signed_pct
+from avsim.report.wording import baseline_kind, bounds, load_name, signed_pct
 
-__all__ = ["acceptance_table", "confidence_table", "fitted_table", "speed_table", "throughput_table", "verdict_tables"]
+__all__ = ["acceptance_table", "confidence_table", "fitted_table", "speed_table", "throughput_table", "verdict_table"]
 
 _WORDS = {
     "gain": ("▲ gain", "gain"),
@@ -19,6 +18,7 @@ _WORDS = {
     "not distinguishable": ("○ not distinguishable", "none"),
     "not enough requests": ("? not enough requests", "none"),
 }
+_BOUND_NOTE = " * marks a bound that no engine can reach; it is never the best."
 _MOST_VALUES = 24
 
 
@@ -38,66 +38,63 @@ def _loads_head(summary: dict[str, Any]) -> str:
     return "concurrent requests" if summary["loop"] == "closed" else "requests in flight"
 
 
-def verdict_tables(summary: dict[str, Any]) -> str:
-    """Return one table per judged policy: a row per load, a column group per baseline."""
+def verdict_table(summary: dict[str, Any]) -> str:
+    """Return a row group per judged policy, a row per load and a column group per baseline."""
     found = [(load, Verdict(**item)) for load in summary["loads"] for item in load["verdicts"]]
-    return "".join(
-        _verdict_table(summary, policy, [item for item in found if item[1].policy == policy])
-        for policy in dict.fromkeys(verdict.policy for _, verdict in found)
-    )
-
-
-def _verdict_table(summary: dict[str, Any], policy: str, found: Sequence[tuple[dict[str, Any], Verdict]]) -> str:
     kinds = list(dict.fromkeys(baseline_kind(verdict.against) for _, verdict in found))
-    columns = ("change", "95 % interval", "break-even overhead", "verdict")
+    columns = (("change", ""), ("95\u00a0%\u00a0interval", ""), ("break\u2011even, ms/step", ""), ("verdict", "left"))
     top, second = th(_loads_head(summary), "left", rowspan=2), ""
     for kind in kinds:
         chosen = kind == "best fixed"
         top += th(f"against {kind}{' K' if chosen else ''}", "span edge", colspan=4 + chosen)
-        heads = ("K chosen", *columns) if chosen else columns
-        second += "".join(
-            th(name, f"{'edge' if not n else ''}{' left' if name in ('verdict', 'K chosen') else ''}".strip())
-            for n, name in enumerate(heads)
-        )
-    rows = []
-    for load in summary["loads"]:
-        mine = {baseline_kind(verdict.against): verdict for other, verdict in found if other is load}
-        cells = (_verdict_cells(mine.get(kind), kind == "best fixed") for kind in kinds)
-        rows.append(th(load_name(load), scope="row") + "".join(cells))
-    caption = f"{policy}: change of throughput, simulated. Break-even: AV overhead per step that would cost the gain."
-    return table(caption, [top, second], [rows])
+        heads = (("K", "left"), *columns) if chosen else columns
+        second += "".join(th(name, f"edge {cls}".strip() if not n else cls) for n, (name, cls) in enumerate(heads))
+    width = 1 + sum(4 + (kind == "best fixed") for kind in kinds)
+    names, groups = bounds(summary), []
+    for policy in dict.fromkeys(verdict.policy for _, verdict in found):
+        rows = [th(policy + "*" * (policy in names), scope="rowgroup", colspan=width)]
+        for load in summary["loads"]:
+            mine = {baseline_kind(v.against): v for other, v in found if other is load and v.policy == policy}
+            cells = (_verdict_cells(mine.get(kind), kind == "best fixed") for kind in kinds)
+            rows.append(th(load_name(load), scope="row") + "".join(cells))
+        groups.append(rows)
+    caption = "Change of throughput, simulated. Break-even: AV's own overhead that would cost the gain."
+    return table(caption + _BOUND_NOTE * bool(names & {verdict.policy for _, verdict in found}), [top, second], groups)
 
 
 def _verdict_cells(verdict: Verdict | None, chosen: bool) -> str:
     if verdict is None:
         return td(MISSING, "edge") + td("") * (3 + chosen)
-    low, high = (signed_pct((bound - 1) * 100) for bound in (verdict.low, verdict.high))
+    low, high = ((bound - 1) * 100 for bound in (verdict.low, verdict.high))
     margin = verdict.break_even_overhead_ms
     text, cls = _WORDS.get(verdict.word, (verdict.word, "none"))
-    depth = td(verdict.against.partition(" (")[2].rstrip(")"), "edge left") if chosen else ""
+    depth = td(verdict.against.partition(" (")[2].removeprefix("fixed:").rstrip(")"), "edge left") if chosen else ""
     return (
         depth
         + td(signed_pct(verdict.change_pct), "" if chosen else "edge")
-        + td(f"{low} … {high}")
-        + td(f"{margin:.2f} ms" if margin >= 0 else "already slower")
+        + td(f"{signed_pct(low, '')} … {signed_pct(high)}")
+        + td(f"{margin:.2f}" if margin >= 0 else "slower")
         + chip(text, cls)
     )
 
 
 def throughput_table(summary: dict[str, Any]) -> str:
-    """Return throughput by load and arm; the best attainable arm is bold."""
-    head = th(_loads_head(summary), "left")
-    head += "".join(th(_arm_name(arm)) for arm in summary["loads"][0]["arms"])
+    """Return throughput by arm and load; the best attainable arm of each load is bold."""
+    loads = summary["loads"]
+    best = [
+        max((arm["throughput_tok_s"] for arm in load["arms"] if not arm["unattainable"]), default=None)
+        for load in loads
+    ]
     rows = []
-    for load in summary["loads"]:
-        best = max((arm["throughput_tok_s"] for arm in load["arms"] if not arm["unattainable"]), default=None)
-        cells = (
-            td(_rate(arm["throughput_tok_s"]), "best" * (arm["throughput_tok_s"] == best and not arm["unattainable"]))
-            for arm in load["arms"]
-        )
-        rows.append(th(load_name(load), scope="row") + "".join(cells))
-    caption = "Throughput, tokens/s, simulated. * a bound that no engine can reach; bold: the best of the others."
-    return table(caption, [head], [rows])
+    for number, arm in enumerate(loads[0]["arms"]):
+        cells = th(_arm_name(arm), scope="row")
+        for load, most in zip(loads, best, strict=True):
+            rate = load["arms"][number]["throughput_tok_s"]
+            cells += td(_rate(rate), "best" * (rate == most and not arm["unattainable"]))
+        rows.append(cells)
+    heads = [th("arm", "left", rowspan=2) + th(_loads_head(summary), "span", colspan=len(loads))]
+    heads.append("".join(th(load_name(load)) for load in loads))
+    return table(f"Throughput, tokens/s, simulated. Bold: the best.{_BOUND_NOTE}", heads, [rows])
 
 
 def _rate(value: float | None) -> str:

@@ -35,7 +35,7 @@ h3 { font-size: 1rem; margin: 22px 0 6px; }
 p, li { max-width: 78ch; overflow-wrap: anywhere; }
 p { margin: 8px 0; }
 nav { font-size: .9rem; margin: 14px 0 0; }
-nav a { color: var(--s1); margin-right: 14px; }
+nav a { color: var(--s1); margin-right: 14px; display: inline-block; }
 .badge { display: inline-block; font-size: .75rem; font-weight: 700; letter-spacing: .04em; padding: 2px 8px;
   margin: 0 6px 4px 0; border: 1px solid var(--muted); border-radius: 4px; color: var(--muted); }
 .badge.warn { color: var(--ink); background: var(--mark); border-color: var(--mark-edge); }
@@ -45,8 +45,9 @@ nav a { color: var(--s1); margin-right: 14px; }
 .finding { background: var(--card); border-left: 4px solid var(--grid); padding: 10px 14px; max-width: none; }
 .scroll { overflow-x: auto; margin: 10px 0; }
 table { border-collapse: collapse; font-size: .86rem; font-variant-numeric: tabular-nums; line-height: 1.35; }
-caption { text-align: left; color: var(--muted); padding-bottom: 6px; }
-th, td { padding: 4px 10px; text-align: right; vertical-align: top; border-bottom: 1px solid var(--grid); }
+.caption { font-size: .86rem; color: var(--muted); margin: 16px 0 0; max-width: none; }
+.caption + .scroll { margin-top: 4px; }
+th, td { padding: 4px 8px; text-align: right; vertical-align: top; border-bottom: 1px solid var(--grid); }
 thead th { vertical-align: bottom; border-bottom: 2px solid var(--muted); font-weight: 600; }
 thead th.span { text-align: center; border-bottom: 1px solid var(--muted); }
 th[scope=row], th.left, td.left { text-align: left; white-space: nowrap; }
@@ -61,10 +62,11 @@ td.edge, th.edge { border-left: 2px solid var(--grid); }
 .chip.gain { color: var(--gain); } .chip.loss { color: var(--loss); }
 .chip.withheld { color: var(--withheld); } .chip.none { color: var(--none); }
 figure { margin: 18px 0 26px; }
-figure svg { display: block; width: 100%; height: auto; min-width: 780px; }
+figure svg { display: block; width: 100%; height: auto; }
 figure svg text { font-family: system-ui, -apple-system, "Segoe UI", Roboto, Arial, sans-serif !important; }
 figcaption { max-width: 100ch; margin-top: 6px; }
-dl { display: grid; grid-template-columns: max-content minmax(0, 1fr); gap: 2px 16px; font-size: .88rem; margin: 8px 0; }
+dl { display: grid; grid-template-columns: max-content minmax(0, 1fr); gap: 2px 16px; font-size: .88rem;
+  margin: 8px 0; }
 dt { color: var(--muted); } dd { margin: 0; overflow-wrap: anywhere; }
 code, pre { font: .84rem/1.5 ui-monospace, SFMono-Regular, Consolas, "Liberation Mono", monospace; }
 pre { background: var(--card); padding: 10px 14px; white-space: pre-wrap; overflow-wrap: anywhere; }
@@ -72,8 +74,8 @@ pre { background: var(--card); padding: 10px 14px; white-space: pre-wrap; overfl
   dl { grid-template-columns: minmax(0, 1fr); } dd { margin-bottom: 6px; } }
 @media print { @page { size: A4 landscape; margin: 12mm; } body { font-size: 10pt; }
   main { max-width: none; padding: 0; } nav { display: none; } .scroll { overflow: visible; }
-  table { font-size: 7.5pt; } th, td { padding: 2px 6px; } h2, h3 { break-after: avoid; }
-  figure, tr, .finding, .warning { break-inside: avoid; } figure svg { min-width: 0; max-height: 165mm; }
+  table { font-size: 7.5pt; } th, td { padding: 2px 6px; } h2, h3, .caption { break-after: avoid; }
+  figure, tr, .finding, .warning { break-inside: avoid; } figure svg { min-width: 0 !important; max-height: 165mm; }
   * { print-color-adjust: exact; -webkit-print-color-adjust: exact; } }
 """
 
@@ -88,9 +90,9 @@ def page(title: str, body: str) -> str:
     )
 
 
-def section(name: str, title: str, *parts: str) -> str:
-    """Return a section with a heading and an anchor; the parts are HTML."""
-    return f'<section id="{name}">\n<h2>{escape(title)}</h2>\n{"".join(parts)}</section>\n'
+def section(name: str, title: str, body: str) -> str:
+    """Return a section with a heading and an anchor; the body is HTML."""
+    return f'<section id="{name}">\n<h2>{escape(title)}</h2>\n{body}</section>\n'
 
 
 def paragraph(text: str, cls: str = "", lead: str = "") -> str:
@@ -126,8 +128,9 @@ def table(caption: str, head: Sequence[str], groups: Iterable[Sequence[str]]) ->
     """
     bodies = "".join(f"<tbody>\n{''.join(_row(row) for row in rows)}</tbody>\n" for rows in groups)
     label = f' tabindex="0" role="region" aria-label="{escape(caption)}"'
+    # The caption stands outside the box, so that it wraps in a narrow window instead of scrolling away.
     return (
-        f'<div class="scroll"{label}>\n<table>\n<caption>{escape(caption)}</caption>\n'
+        f'{paragraph(caption, "caption")}<div class="scroll"{label}>\n<table>\n'
         f"<thead>\n{''.join(_row(row) for row in head)}</thead>\n{bodies}</table>\n</div>\n"
     )
 

@@ -10,7 +10,8 @@ from typing import Any
 from avsim.metrics.verdict import Verdict
 
 __all__ = [
-    "at_loads", "baseline_kind", "command_line", "fastest_sentence", "findings", "load_name", "marks", "signed_pct",
+    "at_loads", "baseline_kind", "bounds", "command_line", "fastest_sentence", "findings", "load_name", "marks",
+    "reasons", "signed_pct",
 ]  # fmt: skip
 
 _MARKS = {
@@ -22,13 +23,14 @@ _MARKS = {
 }
 
 
-def signed_pct(value: float) -> str:
+def signed_pct(value: float, unit: str = "\u00a0%") -> str:
     """Return a percentage with its sign.
 
-    >>> signed_pct(-4.35), signed_pct(0.04)
-    ('−4.3 %', '+0.0 %')
+    >>> signed_pct(-4.35, ""), signed_pct(0.06, ""), signed_pct(-0.04, "")
+    ('−4.3', '+0.1', '0.0')
     """
-    return f"{value:+.1f} %".replace("-", "−")
+    text = f"{value:+.1f}".replace("-", "−")
+    return f"{text[1:] if text[1:] == '0.0' else text}{unit}"
 
 
 def load_name(load: dict[str, Any]) -> str:
@@ -45,8 +47,8 @@ def marks(summary: dict[str, Any]) -> list[tuple[str, str]]:
         found.insert(0, ("SYNTHETIC", "SYNTHETIC COSTS: every number holds for a made-up cost table only."))
     if summary["what_if"]:
         text = (
-            "WHAT IF: the step costs are of another model or machine than the trace, so no engine has run, or could "
-            "run, this combination."
+            "WHAT IF: the step costs are of another model than the trace, so no engine can run this combination and "
+            "no measurement can confirm it."
         )
         found.insert(0, ("WHAT IF", text))
     return found
@@ -77,17 +79,35 @@ def baseline_kind(against: str) -> str:
     return against.split(" (")[0]
 
 
+def bounds(summary: dict[str, Any]) -> set[str]:
+    """Return the names of the arms that no engine can run."""
+    return {arm["policy"] for load in summary["loads"] for arm in load["arms"] if arm["unattainable"]}
+
+
 def findings(summary: dict[str, Any]) -> list[tuple[str, str]]:
     """Return one lead and one text per judged policy and baseline, generated from the verdicts alone."""
     groups: dict[tuple[str, str], list[tuple[int | None, Verdict]]] = {}
-    for load in summary["loads"]:
-        for verdict in (Verdict(**item) for item in load["verdicts"]):
-            groups.setdefault((verdict.policy, baseline_kind(verdict.against)), []).append(
-                (load["concurrency"], verdict)
-            )
+    for load, verdict in _verdicts(summary):
+        groups.setdefault((verdict.policy, baseline_kind(verdict.against)), []).append((load, verdict))
+    unattainable = bounds(summary)
     return [
-        (f"{policy}, against {_baseline_words(kind)}:", _finding(items)) for (policy, kind), items in groups.items()
+        (
+            f"{policy}{' (a bound that no engine can reach)' if policy in unattainable else ''}, against "
+            f"{_baseline_words(kind)}:",
+            _finding(items),
+        )
+        for (policy, kind), items in groups.items()
     ]
+
+
+def reasons(summary: dict[str, Any]) -> list[str]:
+    """Return why verdicts are withheld, each reason once."""
+    found = dict.fromkeys((verdict.word, verdict.reason) for _, verdict in _verdicts(summary) if verdict.reason)
+    return [f"{word.capitalize()}: {reason}." for word, reason in found]
+
+
+def _verdicts(summary: dict[str, Any]) -> list[tuple[int | None, Verdict]]:
+    return [(load["concurrency"], Verdict(**item)) for load in summary["loads"] for item in load["verdicts"]]
 
 
 def fastest_sentence(summary: dict[str, Any]) -> str:
@@ -101,7 +121,7 @@ def fastest_sentence(summary: dict[str, Any]) -> str:
                 fastest.setdefault(arm["policy"], []).append(load["concurrency"])
     tested = [load["concurrency"] for load in summary["loads"]]
     parts = [name if loads == [None] else f"{name} at {at_loads(loads, tested)}" for name, loads in fastest.items()]
-    return f"{'; '.join(parts)}. These are point values of whole runs, without an interval."
+    return f"{'; '.join(parts)}. These are point values, without an interval."
 
 
 def command_line(config: dict[str, Any]) -> str:
@@ -126,23 +146,21 @@ def _baseline_words(kind: str) -> str:
 def _finding(items: Sequence[tuple[int | None, Verdict]]) -> str:
     tested = [load for load, _ in items if load is not None]
     words: dict[str, list[tuple[int | None, Verdict]]] = {}
+    chosen: dict[str, list[int]] = {}
     for load, verdict in items:
         words.setdefault(verdict.word, []).append((load, verdict))
-    parts, reasons = [], []
+        depth = verdict.against.partition(" (")[2].rstrip(")")
+        if depth and load is not None:
+            chosen.setdefault(depth, []).append(load)
+    parts = []
     for word, found in words.items():
         loads = [load for load, _ in found if load is not None]
         where = f" at {at_loads(loads, tested)}" if loads else ""
         parts.append(f"{word}{where}{_size([verdict for _, verdict in found])}")
-        reasons += sorted({f"{word}: {verdict.reason}." for _, verdict in found if verdict.reason})
     text = f"{'; '.join(parts)}."
-    chosen: dict[str, list[int]] = {}
-    for load, verdict in items:
-        depth = verdict.against.partition(" (")[2].rstrip(")")
-        if depth and load is not None:
-            chosen.setdefault(depth, []).append(load)
     if chosen:
         text += f" K chosen: {'; '.join(f'{name} at {at_loads(at, tested)}' for name, at in chosen.items())}."
-    return " ".join([text, *(reason[0].upper() + reason[1:] for reason in reasons)])
+    return text
 
 
 def _size(verdicts: Sequence[Verdict]) -> str:

@@ -17,7 +17,7 @@ from avsim.types import IntArray
 __all__ = ["POLICY_CHECKS"]
 
 _PER_SLOT = ("live", "sizing")
-_PER_REQUEST = ("num_drafted", "num_accepted")
+_PER_REQUEST = ("num_drafted", "num_accepted", "num_remaining")
 _PER_STEP = ("num_reqs", "num_sampling", "num_target_tokens")
 
 
@@ -166,9 +166,9 @@ def check_declared_truth(policy: Policy) -> None:
     num_slots = num_slots_for(policy)
     for seed in range(3):
         batch = random_batch("staircase", num_slots=num_slots, seed=seed)
+        blind = policy.admit(for_policy(policy, batch))
         for accepted in (batch.num_accepted, batch.num_drafted):
-            got = policy.admit(replace(batch, num_accepted=accepted))
-            same = np.array_equal(got, policy.admit(replace(batch, num_accepted=None)))
+            same = np.array_equal(blind, policy.admit(replace(batch, num_accepted=accepted)))
             assert same, "the verdict changed the decision, but uses_truth is False"
 
 
@@ -206,7 +206,7 @@ def _tie_batch(policy: Policy, live: np.ndarray, num_steps: int) -> StepBatch:
     reqs = np.full(num_steps, num_reqs)
     tokens = num_reqs + np.arange(num_steps)
     tables = CostTables(np.ones(num_reqs + 1), verify)
-    batch = StepBatch(live, live, whole, reqs, reqs, tokens, tables, np.full_like(whole, num_slots))
+    batch = StepBatch(live, live, whole, reqs, reqs, tokens, tables, whole, whole + 9)
     return for_policy(policy, batch)
 
 
@@ -224,8 +224,10 @@ def _pick(batch: StepBatch, index: IntArray, *, axis: str) -> StepBatch:
 
 def _tokens_per_ms(batch: StepBatch, admitted: IntArray) -> np.ndarray:
     assert batch.num_accepted is not None
+    assert batch.num_remaining is not None
     admitted = np.asarray(admitted).astype(np.int64)
-    emitted = batch.num_sampling + np.clip(np.minimum(batch.num_accepted, admitted), 0, None).sum(axis=1)
+    useful = np.minimum(batch.num_accepted, batch.num_remaining - 1)
+    emitted = batch.num_sampling + np.clip(np.minimum(useful, admitted), 0, None).sum(axis=1)
     cost = batch.tables.draft[batch.num_reqs] + batch.tables.verify[batch.num_target_tokens + admitted.sum(axis=1)]
     return np.asarray(emitted / cost)
 

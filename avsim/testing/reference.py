@@ -103,8 +103,11 @@ def _oracle(policy: Any, batch: StepBatch, step: int) -> list[int]:
     accepted = batch.num_accepted[step].tolist()
     if policy.rule == "exact":
         return accepted
+    useful = batch.num_accepted
+    if batch.num_remaining is not None:
+        useful = np.minimum(useful, batch.num_remaining - 1)
     slot = np.arange(len(batch.live))[:, None, None]
-    truth = (slot < batch.num_accepted).astype(np.float32)
+    truth = (slot < useful).astype(np.float32)
     budget = best_prefix_budget(batch, step, exact_survivals(truth, batch, step), early_stop=False)
     return _spend(budget, _ranked(truth, batch, step), batch.num_drafted.shape[1])
 

@@ -65,7 +65,7 @@ def random_batch(
     Args:
         cost: a name in `COST_SHAPES`.
         num_steps, num_reqs, num_slots: S, R, K.
-        draft_ms: the draft cost at any number of requests.
+        draft_ms: the draft cost without requests; each adds a quarter of it.
         levels: values that confidences are drawn from; anything in (0, 1] if None.
         max_total_logits: see `StepBatch`.
         seed: of the random numbers.
@@ -85,9 +85,20 @@ def random_batch(
     tokens = sampling + prefills * rng.integers(1, 9, num_steps)
     accepted = np.minimum(rng.integers(0, num_slots + 1, shape[1:]), drafted)
     tables = CostTables(
-        np.full(num_reqs + 3, draft_ms), verify_table(cost, int(tokens.max()) + num_reqs * num_slots + 1)
+        draft_ms * (1 + np.arange(num_reqs + 3) / 4), verify_table(cost, int(tokens.max()) + num_reqs * num_slots + 1)
     )
-    return StepBatch(live, sizing, drafted, sampling + prefills, sampling, tokens, tables, accepted, max_total_logits)
+    return StepBatch(
+        live,
+        sizing,
+        drafted,
+        num_reqs=sampling + prefills,
+        num_sampling=sampling,
+        num_target_tokens=tokens,
+        tables=tables,
+        num_accepted=accepted,
+        num_remaining=rng.integers(1, num_slots + 4, shape[1:]),
+        max_total_logits=max_total_logits,
+    )
 
 
 def random_batches(policy: Policy, *, num_reqs: int = 4) -> Iterator[StepBatch]:
@@ -108,7 +119,7 @@ def dyadic_batches(policy: Policy) -> Iterator[StepBatch]:
                 num_slots=num_slots_for(policy),
                 draft_ms=(0.0, 1.0)[offset % 2],
                 levels=choice,
-                max_total_logits=(NO_LOGIT_LIMIT, 7)[seed % 2],
+                max_total_logits=(7, NO_LOGIT_LIMIT)[seed % 2],
                 seed=10 * seed + offset,
             )
             yield for_policy(policy, batch)
@@ -116,4 +127,4 @@ def dyadic_batches(policy: Policy) -> Iterator[StepBatch]:
 
 def for_policy(policy: Policy, batch: StepBatch) -> StepBatch:
     """Hide the verdicts from a policy that does not declare to read them, as the replay does."""
-    return batch if policy.uses_truth else replace(batch, num_accepted=None)
+    return batch if policy.uses_truth else replace(batch, num_accepted=None, num_remaining=None)

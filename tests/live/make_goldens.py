@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 import vllm_reference as vllm
-from budget_workloads import CONFIDENCES, Engine, Pair, Scheduled, curved_tables, flat_tables
+from budget_workloads import CONFIDENCES, Engine, Pair, Scheduled, curved_tables, flat_tables, knife_edge_tables
 from estimator_streams import Stream, draw_temperature, draw_verdict, logistic, two_tokens
 from numpy.typing import NDArray
 
@@ -26,15 +26,16 @@ COMMAND = 'PYTHONPATH=. "$(python3 tests/live/setup.py | tail -n 1)" tests/live/
 def main() -> None:
     FOLDER.mkdir(parents=True, exist_ok=True)
     coarse = Stream(
-        num_slots=3,
-        max_num_reqs=6,
-        num_reqs=(4, 5, 1),
+        # Enough slots and requests for the order of the kernel's sums to show in the last bit.
+        num_slots=9,
+        max_num_reqs=9,
+        num_reqs=(7, 9, 1),
         num_steps=16,
         refit_interval=4,
         # Multiples of 1/4 keep the file short and are exact in every format.
-        logits=lambda rng, shape: (rng.normal(0, 8, (*shape, 10)).round() / 4).astype(np.float32),
+        logits=lambda rng, shape: (rng.normal(0, 8, (*shape, 6)).round() / 4).astype(np.float32),
         temperature=(0.0, 0.5, 1.0),
-        accept=logistic(1.5, -0.5),
+        accept=logistic(1.5, 0.5),
     )
     sharp = Stream(
         num_slots=3,
@@ -123,7 +124,9 @@ def engine_steps() -> dict[str, Any]:
     """A small engine under churn: which requests are added, scheduled and drafted for, and what vLLM decides."""
     rng = np.random.default_rng(4)
     max_num_reqs, num_slots = 5, 4
-    pair = Pair(max_num_reqs, num_slots, curved_tables(rng, max_num_reqs, 60))
+    # Draft costs that jump, so that the wrong row of the table would show in the budget.
+    draft = np.array([0.0, 0.5, 20.0, 21.0, 60.0, 61.0])
+    pair = Pair(max_num_reqs, num_slots, CostTables(draft, curved_tables(rng, max_num_reqs, 60).verify))
     engine = Engine(pair, max_num_reqs, rng)
     steps = []
     for _ in range(40):
@@ -168,7 +171,8 @@ def budget_cases() -> list[dict[str, Any]]:
         budget_case("every survival ties", flat, halves, 8, vocab=1 << 23),
         budget_case("some survivals tie", flat, CONFIDENCES["ties"](rng, (8, 8)), 8, vocab=1 << 23),
         budget_case("saturated", curved, CONFIDENCES["saturated"](rng, (8, 8)), 8),
-        budget_case("a prompt that does not sample", beside, CONFIDENCES["spread"](rng, (8, 8)), 1, also=prompt),
+        budget_case("a prompt that does not sample", beside, None, 1, also=prompt),
+        budget_case("the last bit decides", flat, CONFIDENCES["spread"](rng, (8, 8)), 8, knife_edge=True),
     ]
 
 
@@ -180,6 +184,7 @@ def budget_case(
     *,
     vocab: int = 1,
     also: Scheduled | None = None,
+    knife_edge: bool = False,
 ) -> dict[str, Any]:
     """One step of 8-deep drafts, sized by `confidence`, or at 1.0 where the requests are new."""
     rng = np.random.default_rng(len(name))
@@ -192,6 +197,8 @@ def budget_case(
         pair.record(step, confidence[:num_reqs])
     pair.record(step, CONFIDENCES["spread"](rng, (num_reqs, 8)) if "tie" not in name else confidence[:num_reqs])
     step += [also] if also else []
+    if knife_edge:
+        pair.use_tables(knife_edge_tables(pair, step, rng, len(tables.verify) - 1))
     batch, decision = pair.batch(step), pair.decide(step)
     return {
         "name": name,
@@ -204,7 +211,7 @@ def budget_case(
         "live": batch.live[:, 0].T.tolist(),
         "budget": decision.budget,
         "admitted": decision.admitted.tolist(),
-    } | table_lists(tables)
+    } | table_lists(pair.tables)
 
 
 def table_lists(tables: CostTables) -> dict[str, list[float]]:

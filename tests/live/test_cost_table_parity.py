@@ -44,9 +44,13 @@ def curves(largest: int, lowest_ms: float) -> st.SearchStrategy[Curve]:
     verify=curves(300, 0.001),
     max_num_reqs=st.integers(1, 64),
     max_num_tokens=st.integers(1, 500),
-    capture_limit=st.one_of(st.just(0), st.integers(1, 320)),
+    limit=st.one_of(st.just(0), st.integers(1, 320)),
+    limit_is_a_size=st.booleans(),
 )
-def test_random_curves(draft: Curve, verify: Curve, max_num_reqs: int, max_num_tokens: int, capture_limit: int) -> None:
+def test_random_curves(
+    draft: Curve, verify: Curve, max_num_reqs: int, max_num_tokens: int, limit: int, limit_is_a_size: bool
+) -> None:
+    capture_limit = verify[limit % len(verify)][0] if limit_is_a_size else limit
     assert_same_tables(draft, verify, max_num_reqs, max_num_tokens, capture_limit)
 
 

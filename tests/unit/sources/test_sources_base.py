@@ -91,6 +91,21 @@ def test_request_is_the_row_of_the_table_whatever_the_ids(dense: Trace, tmp_path
     assert_same(renamed.blocks(("log_odds",)), dense.blocks(("log_odds",)))
 
 
+@pytest.mark.parametrize("left", [7.0, None, float("inf")])
+def test_slots_that_were_not_drafted_read_as_nan(left: float | None, dense: Trace) -> None:
+    file = dense.path / "blocks-00000.parquet"
+    frame = pl.read_parquet(file).with_columns(
+        pl.lit(2).alias("num_drafted"),
+        pl.lit(2).alias("num_admitted"),
+        pl.col("num_accepted").clip(0, 2),
+        pl.lit(left, pl.Float32).alias("log_odds_2"),
+    )
+    frame.write_parquet(file)
+    values = open_trace(dense.path).blocks(("log_odds",)).features["log_odds"]
+    assert np.isnan(values[2]).all()
+    assert not np.isnan(values[:2]).any()
+
+
 def test_mask_marks_unfit_blocks(dense: Trace, tmp_path: Path) -> None:
     frame = pl.read_parquet(dense.path / "blocks-00000.parquet")
     reasons = pl.Series("mask", [None] * 39 + ["grammar"], dtype=pl.Categorical)

@@ -1,0 +1,238 @@
+"""Figures of the HTML report; needs the extra `plot`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from html import escape
+from typing import Any
+
+import numpy as np
+import polars as pl
+
+from avsim.metrics.calibration import ECE_BINS
+from avsim.metrics.verdict import Verdict
+from avsim.report.svg import BACKGROUND, BOUND, FIXED, INK, MUTED, SERIES, figure_style, inline_svg
+from avsim.report.wording import baseline_kind, bounds, load_name
+
+__all__ = ["figures"]
+
+_MARKERS = "oDv^<>p"
+_BOUND_MARKERS = "XP*dh"
+_DECIDED = ("gain", "loss")
+_MOST_PANELS = 12
+
+
+def figures(summary: dict[str, Any], calibration: pl.DataFrame | None) -> str | None:
+    """Return the figures that a summary allows, as HTML; None if matplotlib is missing."""
+    try:
+        import matplotlib  # noqa: F401
+    except ImportError:
+        return None
+    where = (
+        f"Simulated, not measured: trace {summary['trace']['name']}, cost table {summary['truth']['name']}"
+        f"{' (WHAT IF)' if summary['what_if'] else ''}{' (SYNTHETIC)' if summary['synthetic'] else ''}."
+    )
+    with figure_style():
+        parts = [_interactivity(summary, where), _gains(summary, where)]
+        if calibration is not None and len(calibration):
+            parts.append(_reliability(summary, calibration, where))
+    return "".join(parts)
+
+
+def _figure(drawing: Any, name: str, title: str, caption: str) -> str:
+    svg = inline_svg(drawing, name, f"{title}. {caption}")
+    return (
+        f'<figure>\n<div class="scroll">{svg}</div>\n'
+        f"<figcaption><strong>{escape(title)}.</strong> {escape(caption)}</figcaption>\n</figure>\n"
+    )
+
+
+def _new_figure(width: float, height: float) -> Any:
+    from matplotlib.figure import Figure
+
+    return Figure(figsize=(width, height), layout="constrained")
+
+
+def _label(text: str) -> str:
+    # Matplotlib reads $…$ as mathematics and drops labels that start with an underscore.
+    return text.replace("$", r"\$").lstrip("_")
+
+
+def _looks(summary: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """Give each arm its colour, marker and line, the same in every figure; judged arms stand out, bounds are dashed."""
+    looks: dict[str, dict[str, Any]] = {}
+    bright = dashed = 0
+    for arm in summary["loads"][0]["arms"]:
+        name, depth = arm["policy"], arm["policy"].partition("fixed:")[2]
+        if depth.isdigit() and not arm["judged"]:
+            look = {"color": FIXED, "marker": f"${depth}$", "markersize": 6, "linewidth": 0.7, "zorder": 2}
+        elif arm["unattainable"]:
+            marker = _BOUND_MARKERS[dashed % len(_BOUND_MARKERS)]
+            look = {"color": BOUND, "marker": marker, "markersize": 6, "linestyle": "--", "zorder": 3}
+            dashed += 1
+        elif name == "none":
+            look = {"color": INK, "marker": "s", "markersize": 4.5, "zorder": 3}
+        else:
+            marker = _MARKERS[bright % len(_MARKERS)]
+            look = {"color": SERIES[bright % len(SERIES)], "marker": marker, "markersize": 6, "zorder": 4}
+            look["linewidth"] = 2
+            bright += 1
+        looks[name] = look | {"label": _label(name + "*" * bool(arm["unattainable"]))}
+    return looks
+
+
+def _interactivity(summary: dict[str, Any], where: str) -> str:
+    loads = [load for load in summary["loads"] if any(arm.get("tpot_ms") for arm in load["arms"])]
+    if not loads:
+        return ""
+    drawing = _new_figure(10.4, 5.6)
+    axes = drawing.subplots()
+    lines: dict[str, list[tuple[float, float]]] = {}
+    for load in sorted(loads, key=lambda load: load["concurrency"] or 0):
+        for arm in load["arms"]:
+            if arm.get("tpot_ms"):
+                lines.setdefault(arm["policy"], []).append((1000 / arm["tpot_ms"]["p50"], arm["throughput_tok_s"]))
+    looks = _looks(summary)
+    for name, points in lines.items():
+        if looks[name]["marker"].startswith("$"):
+            # Digits are unreadable on a bundle of lines without a disc below them.
+            disc = {"marker": "o", "markersize": 8.5, "markeredgewidth": 0, "zorder": looks[name]["zorder"] - 0.5}
+            axes.plot(*zip(*points, strict=True), color=BACKGROUND, linestyle="none", **disc)
+        axes.plot(*zip(*points, strict=True), **looks[name])
+    axes.set_xscale("log")
+    axes.grid(visible=False)
+    axes.set_yscale("log")
+    _plain_log_ticks(axes)
+    _load_guides(axes, [load["concurrency"] for load in loads if load["concurrency"]])
+    axes.set_xlabel("interactivity, tokens/s per user (1000 / TPOT p50 in ms)")
+    axes.set_ylabel("throughput, tokens/s")
+    drawing.legend(loc="outside right upper")
+    caption = (
+        f"{where} One line per arm across loads; along a thin grey line lie the points of one load (its number of "
+        "concurrent requests). Up and to the right is better. Digits are the K of fixed:K; dashed lines with * are "
+        "bounds that no engine can reach. Point values, no intervals. Both axes are logarithmic."
+    )
+    return _figure(drawing, "interactivity", "Throughput against interactivity", caption)
+
+
+def _load_guides(axes: Any, loads: Sequence[int]) -> None:
+    """Draw throughput = load × interactivity for each load, labelled at the right or upper edge."""
+    (left, right), (bottom, top) = axes.get_xlim(), axes.get_ylim()
+    for load in loads:
+        end = min(right, top / load)
+        if end <= left:
+            continue
+        axes.plot([left, end], [left * load, end * load], color=MUTED, linewidth=0.6, alpha=0.6, zorder=1)
+        at_edge = {"ha": "left", "va": "center"} if end == right else {"ha": "center", "va": "bottom"}
+        offset = (4, 0) if end == right else (0, 2)
+        text = f"{load} concurrent" if load == max(loads) else f"{load}"
+        axes.annotate(
+            text, (end, end * load), offset, textcoords="offset points", color=MUTED, fontsize=8,
+            annotation_clip=False, **at_edge,
+        )  # fmt: skip
+    axes.set_xlim(left, right)
+    axes.set_ylim(bottom, top)
+
+
+def _plain_log_ticks(axes: Any) -> None:
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.10g}"))
+        axis.set_minor_formatter(NullFormatter())
+
+
+def _gains(summary: dict[str, Any], where: str) -> str:
+    found = [(n, Verdict(**item)) for n, load in enumerate(summary["loads"]) for item in load["verdicts"]]
+    if not found:
+        return ""
+    kinds = list(dict.fromkeys(baseline_kind(verdict.against) for _, verdict in found))
+    names = list(dict.fromkeys(verdict.policy for _, verdict in found))
+    looks = _looks(summary)
+    drawing = _new_figure(10.4, 4.2)
+    panels = drawing.subplots(1, len(kinds), sharey=True, squeeze=False)[0]
+    for axes, kind in zip(panels, kinds, strict=True):
+        axes.axhline(0, color=INK, linewidth=1)
+        for number, name in enumerate(names):
+            mine = [(n, v) for n, v in found if v.policy == name and baseline_kind(v.against) == kind]
+            _draw_gains(axes, mine, (number - (len(names) - 1) / 2) * min(0.16, 0.7 / len(names)), looks[name])
+        axes.set_title(f"against {_label(kind)}{' K' if kind == 'best fixed' else ''}", loc="left")
+        labels = [load_name(load) for load in summary["loads"]]
+        axes.set_xticks(range(len(labels)), labels)
+        axes.set_xlim(-0.6, len(labels) - 0.4)
+        axes.grid(axis="x", visible=False)
+        axes.set_xlabel("concurrent requests" if summary["loop"] == "closed" else "requests in flight")
+    panels[0].set_ylabel("change of throughput, %")
+    drawing.legend(*panels[0].get_legend_handles_labels(), loc="outside upper left", ncols=4)
+    caption = (
+        f"{where} Bars are 95 % intervals (normal on the log scale, from the spread over resampled source requests). "
+        "Filled markers: the verdict is gain or loss; open markers: not distinguishable, not enough requests, or gain "
+        "withheld because AV's own overhead could erase it."
+    )
+    return _figure(drawing, "gains", "Change of throughput by load", caption)
+
+
+def _draw_gains(axes: Any, found: Sequence[tuple[int, Verdict]], shift: float, look: dict[str, Any]) -> None:
+    for number, (n, verdict) in enumerate(found):
+        change, low, high = ((ratio - 1) * 100 for ratio in (verdict.ratio, verdict.low, verdict.high))
+        face = look["color"] if verdict.word in _DECIDED else BACKGROUND
+        axes.errorbar(
+            n + shift, change, [[max(0.0, change - low)], [max(0.0, high - change)]], fmt=look["marker"],
+            color=look["color"], markerfacecolor=face, markeredgewidth=1.5, markersize=7, capsize=4, elinewidth=1.5,
+            label="_" if number else look["label"],
+        )  # fmt: skip
+
+
+def _reliability(summary: dict[str, Any], calibration: pl.DataFrame, where: str) -> str:
+    looks, unattainable = _looks(summary), bounds(summary)
+    found = calibration.filter(~pl.col("policy").is_in(sorted(unattainable)))
+    loads = found["concurrency"].unique(maintain_order=True).to_list()[:_MOST_PANELS]
+    names = [name for name in found["policy"].unique(maintain_order=True).to_list() if name in looks]
+    if not names:
+        return ""
+    columns = min(3, len(loads))
+    lines = -(-len(loads) // columns)
+    drawing = _new_figure(3.47 * columns, 3.5 * lines + 0.3 * (1 + len(names) // 3))
+    panels = drawing.subplots(lines, columns, sharex=True, sharey=True, squeeze=False).ravel()
+    for axes, load in zip(panels, loads, strict=False):
+        axes.plot([0, 1], [0, 1], color=INK, linewidth=0.8, linestyle=":")
+        for name in names:
+            mine = found.filter((pl.col("policy") == name) & (pl.col("concurrency") == load))
+            if len(names) == 1:
+                slots = mine.filter(pl.col("slot").is_not_null())
+                axes.scatter(
+                    slots["confidence"], slots["acceptance"], s=_area(slots), color=FIXED, linewidths=0, alpha=0.6,
+                    zorder=2, label="each slot",
+                )  # fmt: skip
+            _draw_pooled(axes, mine.filter(pl.col("slot").is_null()), looks[name])
+        axes.set_title(f"{load} concurrent requests", loc="left")
+        axes.set_xlim(-0.02, 1.02)
+        axes.set_ylim(-0.02, 1.02)
+        axes.set_aspect("equal")
+    for axes in panels[len(loads) :]:
+        axes.set_visible(False)
+    drawing.supxlabel("confidence (mean of bin)", fontsize=9)
+    drawing.supylabel("share accepted", fontsize=9)
+    drawing.legend(*panels[0].get_legend_handles_labels(), loc="outside upper left", ncols=columns)
+    each = " Grey: the same for each slot, area by count." if len(names) == 1 else ""
+    caption = (
+        f"{where} Conditional acceptance of every reached slot, in {ECE_BINS} equal-mass bins pooled over slots, with "
+        f"95 % binomial intervals (slots taken as independent, so too narrow).{each} On the dotted diagonal a "
+        f"confidence is right; below it, it promises too much.{' Bounds are left out.' if unattainable else ''}"
+    )
+    return _figure(drawing, "reliability", "Reliability of confidences", caption)
+
+
+def _area(part: pl.DataFrame) -> Any:
+    count = part["count"].to_numpy()
+    return 4 + 46 * count / count.max(initial=1)
+
+
+def _draw_pooled(axes: Any, bins: pl.DataFrame, look: dict[str, Any]) -> None:
+    p, rate, count = (bins[column].to_numpy() for column in ("confidence", "acceptance", "count"))
+    half = 1.96 * np.sqrt(rate * (1 - rate) / np.maximum(count, 1))
+    axes.errorbar(
+        p, rate, half, fmt=f"{look['marker']}-", color=look["color"], markersize=4, elinewidth=1, linewidth=1.2,
+        label=look["label"],
+    )  # fmt: skip
