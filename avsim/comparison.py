@@ -20,7 +20,7 @@ from avsim.sources.base import Trace
 from avsim.types import BoolArray, F32Array, F64Array, IntArray, Observations, observe
 from avsim.workload import Pool, request_sequences
 
-__all__ = ["Score", "compare", "walk"]
+__all__ = ["Score", "compare", "score_path", "walk"]
 
 _SMALLEST = np.float32(2.0**-24)
 
@@ -85,7 +85,7 @@ def compare(
     readers = [*estimators, *([admission.estimator] if admission and admission.estimator else [])]
     pool = Pool.from_trace(trace, sorted({name for e in readers for name in e.features}), num_slots=num_slots)
     path = walk(pool, admission or Arm(policies.FixedDepth(pool.num_slots)), concurrency, cost, seed)
-    scores = [_score(estimator, pool, path) for estimator in estimators]
+    scores = [score_path(estimator, pool, path) for estimator in estimators]
     rng = np.random.default_rng([seed, 0xC0])
     units = len(scores[0].loss_by_unit)
     draws = rng.integers(units, size=(bootstrap, units))
@@ -104,7 +104,8 @@ def compare(
     }
 
 
-def _score(estimator: Estimator, pool: Pool, path: Path) -> Score:
+def score_path(estimator: Estimator, pool: Pool, path: Path) -> Score:
+    """Drive an estimator over a path from a cold start: predict, score, then learn from what was verified."""
     slots = pool.num_slots
     state = estimator.start(slots)
     conditional, cumulative = Calibration(slots), Calibration(slots)

@@ -71,7 +71,7 @@ def derive_on_policy(
         engine="avsim closed loop",
         engine_version=None,
         seed=seed,
-        derived_from=f"{trace.card.name} ({trace.card.content_hash[:12]}), walked with "
+        derived_from=f"{trace.card.name} ({trace.card.content_hash[:15]}…), walked with "
         f"{registry.format_spec(policy)} at {concurrency} requests by avsim's closed loop; no engine ran it",
     )
     return write_trace(path, card, trace.requests, [frame], steps=steps, overwrite=overwrite)

@@ -71,8 +71,8 @@ def check_hashes(manifest: dict[str, Any], inputs: dict[str, str]) -> None:
     for name, recorded in manifest["inputs"].items():
         if inputs.get(name) != recorded:
             raise InputError(
-                f"{name} is not the one of the recorded run (content hash {str(inputs.get(name))[:12]}…, "
-                f"recorded {recorded[:12]}…); restore it, or start a new run without --manifest"
+                f"{name} is not the one of the recorded run (content hash {str(inputs.get(name))[:19]}…, "
+                f"recorded {recorded[:19]}…); restore it, or start a new run without --manifest"
             )
 
 

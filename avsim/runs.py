@@ -16,7 +16,7 @@ from avsim.manifest import check_hashes, json_text, make_manifest, sha256_json, 
 from avsim.replay import replay
 from avsim.report.open_summary import open_summary
 from avsim.report.summary import check_match, closed_summary
-from avsim.sources import open_trace
+from avsim.sources import open_trace, validate_trace
 from avsim.study import build_arms, max_total_logits, run_closed
 
 __all__ = ["ReplayRun", "run_replay", "write_run"]
@@ -60,6 +60,7 @@ def run_replay(
     if belief is not None:
         inputs["belief"] = _hash(belief)
     if expect is not None:
+        validate_trace(config.trace)  # the card's hash is worth something only if the tables still have it
         check_hashes(expect, inputs)
     check_match(trace, truth, config.what_if)
     slots = config.num_slots or trace.card.num_speculative_tokens

@@ -14,7 +14,17 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Blocks", "BoolArray", "F32Array", "F64Array", "Features", "IntArray", "Observations", "observe", "slot_sums"]
+__all__ = [
+    "Blocks",
+    "BoolArray",
+    "F32Array",
+    "F64Array",
+    "Features",
+    "IntArray",
+    "Observations",
+    "observe",
+    "slot_sums",
+]
 
 F32Array = NDArray[np.float32]
 F64Array = NDArray[np.float64]

@@ -115,6 +115,29 @@ def synth(
     _print_made(write_synthetic(out, law, overwrite), as_json)
 
 
+@app.command()
+def derive(
+    trace: TracePath,
+    out: Output,
+    policy: Annotated[str, typer.Option(help="A fixed depth: fixed:K.")] = "fixed:5",
+    concurrency: Annotated[int, typer.Option(help="Requests served at once.")] = 8,
+    seed: Annotated[int, typer.Option(help="Seed of the order of requests.")] = 0,
+    overwrite: Overwrite = False,
+    as_json: Json = False,
+) -> None:
+    """Walk a dense trace as an engine would, and write the on-policy trace that it would have recorded."""
+    from avsim.derive import derive_on_policy
+    from avsim.errors import InputError
+    from avsim.policies import FixedDepth, make
+    from avsim.sources import open_trace
+
+    chosen = make(policy)
+    if not isinstance(chosen, FixedDepth):
+        raise InputError(f"--policy is {policy!r}; only a fixed depth (fixed:K) walks without step costs")
+    made = derive_on_policy(open_trace(trace), out, chosen, concurrency, seed=seed, overwrite=overwrite)
+    _print_made(made, as_json)
+
+
 def _print_json(data: dict[str, Any]) -> None:
     from avsim.manifest import json_text
 

@@ -60,9 +60,7 @@ class OnlineLogistic(Estimator):
         super().__post_init__()
         finite = np.isfinite([self.slope, self.intercept, self.l2, self.damping]).all()
         if not finite or self.l2 <= 0 or self.damping < 0 or self.slope < 0:
-            raise InputError(
-                f"{self.name}: l2 must be > 0, damping and slope ≥ 0, and all finite"
-            )
+            raise InputError(f"{self.name}: l2 must be > 0, damping and slope ≥ 0, and all finite")
 
     @property
     def features(self) -> tuple[str, ...]:

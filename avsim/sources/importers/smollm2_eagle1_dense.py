@@ -97,7 +97,6 @@ class SmolLM2Eagle1Dense(Importer):
             vocab_size=49152,
             prompts="GSM8K test, HumanEval, MT-bench, Vicuna-bench, Spec-Bench (held out from the drafter's training)",
             licence="measured by the avsim project; free to use and to ship",
-            derived_from="smollm2-eagle1-dense",
             complete_blocks=False,
             notes=NOTES,
         )

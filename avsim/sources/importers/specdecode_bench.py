@@ -97,7 +97,6 @@ class SpecDecodeBench(Importer):
             vocab_size=128256,
             prompts=dataset,
             licence="none stated by its authors: for private tests and experiments, not to be copied or shipped",
-            derived_from="SpecDecode-Bench (arXiv 2601.11580)",
             complete_blocks=True,
             past_end_blocks=True,
             notes="Acceptance lengths only, no features. Lengths run past the end near the end of an output.",

@@ -1,0 +1,83 @@
+"""Refresh what README shows: `make demo && .venv/bin/python docs/refresh.py`.
+
+The verdict table comes from demo-run/summary.json, the tree from the first line of each module's docstring.
+`--check` changes nothing and fails if the tree is out of date.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+README = ROOT / "README.md"
+FOLDERS = {
+    "traces": "recorded traces, each with its card",
+    "experiments": "one folder per question",
+    "tests": "unit, contract, golden, property, cli, live (vLLM's own code), perf",
+    "docs": "concepts, trace format, validation",
+}
+
+
+def tree() -> str:
+    """Return the package's modules, one line each."""
+    names = subprocess.run(["git", "ls-files", "avsim"], cwd=ROOT, check=True, capture_output=True, text=True).stdout
+    lines = ["```text"]
+    for name in sorted(names.split(), key=lambda path: (path.rpartition("/")[0], path)):
+        if not name.endswith(".py"):
+            continue
+        docstring = ast.get_docstring(ast.parse((ROOT / name).read_text(encoding="utf-8"))) or ""
+        lines.append(f"{name:48} {docstring.splitlines()[0] if docstring else ''}".rstrip())
+    lines += [f"{folder + '/':48} {what}" for folder, what in FOLDERS.items()]
+    return "\n".join([*lines, "```"])
+
+
+def demo() -> str:
+    """Return the demo's throughput and verdicts as Markdown."""
+    summary = json.loads((ROOT / "demo-run" / "summary.json").read_text(encoding="utf-8"))
+    arms = [arm["policy"] + ("*" if arm["unattainable"] else "") for arm in summary["loads"][0]["arms"]]
+    lines = [
+        f"**{summary['headline']}**",
+        "",
+        "Throughput, tokens/s (simulated; * a bound that no engine can reach):",
+        "",
+    ]
+    lines += ["| concurrent requests | " + " | ".join(arms) + " |", "|---" * (len(arms) + 1) + "|"]
+    for load in summary["loads"]:
+        rates = (f"{arm['throughput_tok_s']:,.0f}" for arm in load["arms"])
+        lines.append(f"| {load['concurrency']} | " + " | ".join(rates) + " |")
+    lines += ["", "Verdicts on adaptive verification (change of throughput, 95 % interval over requests):", ""]
+    lines += ["| concurrent requests | against | change | interval | break-even overhead | verdict |", "|---" * 6 + "|"]
+    for load in summary["loads"]:
+        for verdict in load["verdicts"]:
+            change, low, high = ((verdict[key] - 1) * 100 for key in ("ratio", "low", "high"))
+            margin = verdict["break_even_overhead_ms"]
+            lines.append(
+                f"| {load['concurrency']} | {verdict['against']} | {change:+.1f} % | {low:+.1f} … {high:+.1f} % "
+                f"| {f'{margin:.2f} ms/step' if margin > 0 else 'none'} | {verdict['word']} |"
+            )
+    return "\n".join(lines)
+
+
+def put(text: str, mark: str, content: str) -> str:
+    """Replace what stands between two marks."""
+    pattern = re.compile(rf"(<!-- {mark} -->\n).*?(<!-- /{mark} -->)", re.DOTALL)
+    return pattern.sub(lambda match: f"{match[1]}{content}\n{match[2]}", text)
+
+
+def main() -> None:
+    old = README.read_text(encoding="utf-8")
+    new = put(old, "tree", tree())
+    if "--check" in sys.argv:
+        if new != old:
+            sys.exit("README's tree is out of date: run docs/refresh.py")
+        return
+    README.write_text(put(new, "demo", demo()), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,176 @@
+"""Speeds and memory, each beside a yardstick of the same run: `python -m tests.perf.bench`.
+
+The yardstick is np.sort + np.exp over one float32 block of 100 steps × 64 requests × 7 slots. Rates on a shared
+machine move by a factor of two; the ratios move far less. Nothing here fails on a time.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+from avsim import estimators, policies
+from avsim.comparison import score_path, walk
+from avsim.costs import load
+from avsim.replay import replay
+from avsim.simulate import Arm, simulate
+from avsim.sources import Trace
+from avsim.sources.importers import import_trace
+from avsim.sources.synthetic import SyntheticLaw, write_synthetic
+from avsim.workload import Pool, request_sequences
+
+SLOTS, REQS, STEPS = 7, 64, 100
+AUTHORS_SIMULATOR_S = 79.0  # SpecDecode-Bench's own simulator, gsm8k's 12 cells, one core (published.md, V15)
+COST = load("deepseek-v4-flash-tp4-b300")
+
+
+def best(work: Callable[[], object], repeats: int = 5) -> float:
+    """Return the shortest of a few wall times, s; the yardstick is taken the same way."""
+    times = []
+    for _ in range(repeats):
+        start = time.perf_counter()
+        work()
+        times.append(time.perf_counter() - start)
+    return min(times)
+
+
+def yardstick_events_per_s() -> float:
+    block = np.random.default_rng(0).random((STEPS, REQS * SLOTS), dtype=np.float32)
+
+    def work() -> None:
+        for _ in range(10):
+            np.exp(np.sort(block, axis=1))
+
+    return 10 * block.size / best(work)
+
+
+def law(requests: int) -> SyntheticLaw:
+    return SyntheticLaw(kind="on-policy", num_requests=requests, output_len=256, num_reqs=REQS, request_sd=0.5)
+
+
+def open_loop(trace: Trace) -> float:
+    arm = Arm(policies.make("adaptive"), estimators.make("online-logistic"))
+    return trace.num_blocks * SLOTS / best(lambda: replay(trace, [arm], COST), 3)
+
+
+def loading(trace: Trace) -> float:
+    def work() -> None:
+        for _ in trace.iter_blocks(["log_odds"]):
+            pass
+
+    return trace.num_blocks * SLOTS / best(work)
+
+
+def closed_loop(pool: Pool, runs: int) -> float:
+    """Return decided slot events per second: steps of all runs × 64 × 7."""
+    arm = Arm(policies.make("adaptive"), estimators.make("online-logistic"))
+    everyone = [np.arange(len(pool.start))] * runs
+    sequences = request_sequences(everyone, 8 * REQS, [[run] for run in range(runs)])
+    steps = int(simulate(pool, arm, sequences, REQS, COST).full.steps.sum())
+    return steps * REQS * SLOTS / best(lambda: simulate(pool, arm, sequences, REQS, COST), 3)
+
+
+def comparison(pool: Pool, spec: str) -> float:
+    path = walk(pool, Arm(policies.FixedDepth(k=SLOTS)), REQS, COST, 0)
+    events = int(path.active.sum()) * SLOTS
+    return events / best(lambda: score_path(estimators.make(spec), pool, path), 3)
+
+
+def v15_seconds(reference: Path, folder: Path) -> float:
+    source = reference / "reference/specdecode_bench/gsm8k.jsonl"
+    pool = Pool.from_trace(import_trace("specdecode-bench:drafter=eagle", source, folder / "gsm8k"))
+    one_each, cost = np.arange(len(pool.start))[:, None], load("llama-3.1-8b-h100-eagle")
+
+    def work() -> None:
+        for copies in (1, 8, 64):
+            for policy in ("none", "fixed:1", "fixed:3", "fixed:5", "oracle:exact"):
+                simulate(pool, Arm(policies.make(policy)), one_each, 1, cost, prompts="own-step", copies=copies)
+
+    return best(work, 3)
+
+
+_MEMORY = """
+import sys
+from pathlib import Path
+from avsim import estimators, policies
+from avsim.costs import load
+from avsim.replay import replay
+from avsim.simulate import Arm
+from avsim.sources import open_trace
+arm = Arm(policies.make("adaptive"), estimators.make("online-logistic"))
+replay(open_trace(sys.argv[1]), [arm], load("deepseek-v4-flash-tp4-b300"))
+status = Path("/proc/self/status").read_text()  # ru_maxrss would start from the parent's
+print(int(status.split("VmHWM:")[1].split()[0]) / 1024)
+"""
+
+
+def peak_mib(trace: Trace) -> float:
+    command = [sys.executable, "-c", _MEMORY, str(trace.path)]
+    return float(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+
+
+def help_seconds() -> float:
+    command = [sys.executable, "-m", "avsim", "--help"]
+    return best(lambda: subprocess.run(command, check=True, capture_output=True), 7)
+
+
+def measure() -> list[dict[str, str | float | None]]:
+    """Run everything; one row per line of the table."""
+    rows: list[dict[str, str | float | None]] = []
+
+    def add(what: str, events_per_s: float) -> None:
+        steps = events_per_s / (REQS * SLOTS)
+        share = events_per_s / yardstick_events_per_s()
+        rows.append({"what": what, "M slot events/s": events_per_s / 1e6, "steps/s": steps, "of yardstick": share})
+
+    rows.append({"what": "yardstick: np.sort + np.exp", "M slot events/s": yardstick_events_per_s() / 1e6})
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        small, large = (write_synthetic(folder / str(n), law(n)) for n in (512, 5120))
+        add("load log-odds, with every check", loading(large))
+        add("open loop, adaptive + online-logistic, all metrics", open_loop(large))
+        dense = SyntheticLaw(kind="dense", num_requests=128, output_len=128, request_sd=0.5)
+        pool = Pool.from_trace(write_synthetic(folder / "dense", dense), ["log_odds", "label"])
+        for runs in (1, 8, 40):
+            add(f"closed loop, {runs} run{'s' if runs > 1 else ''} in lockstep", closed_loop(pool, runs))
+        for spec in sorted(estimators.BUILTIN):
+            add(f"compare: {spec}", comparison(pool, spec))
+        rows.append({"what": "open loop: peak memory, small trace", "MiB": peak_mib(small)})
+        rows.append({"what": "open loop: peak memory, ten times the blocks", "MiB": peak_mib(large)})
+        rows.append({"what": "avsim --help", "s": help_seconds()})
+        if "AVSIM_REFERENCE" in os.environ:
+            seconds = v15_seconds(Path(os.environ["AVSIM_REFERENCE"]), folder)
+            rows.append({"what": "V15: gsm8k's 12 cells", "s": seconds})
+            rows.append(
+                {"what": "V15: times faster than the authors' simulator", "ratio": AUTHORS_SIMULATOR_S / seconds}
+            )
+    return rows
+
+
+def main() -> None:
+    rows = measure()
+    if "--json" in sys.argv:
+        print(json.dumps(rows, indent=1))
+        return
+    table = Table(title="synthetic traces, 64 requests × 7 slots, one process")
+    columns = ("what", "M slot events/s", "steps/s", "of yardstick", "MiB", "s", "ratio")
+    for column in columns:
+        table.add_column(column, justify="left" if column == "what" else "right")
+    for row in rows:
+        values = [row.get(column) for column in columns[1:]]
+        table.add_row(str(row["what"]), *("" if value is None else f"{value:,.4g}" for value in values))
+    Console(width=130).print(table)
+
+
+if __name__ == "__main__":
+    main()
