@@ -42,7 +42,7 @@ def verdict_table(summary: dict[str, Any]) -> str:
     """Return a row group per judged policy, a row per load and a column group per baseline."""
     found = [(load, Verdict(**item)) for load in summary["loads"] for item in load["verdicts"]]
     kinds = list(dict.fromkeys(baseline_kind(verdict.against) for _, verdict in found))
-    columns = (("change", ""), ("95\u00a0%\u00a0interval", ""), ("break\u2011even, ms/step", ""), ("verdict", "left"))
+    columns = (("change", ""), ("95\u00a0%\u00a0interval", ""), ("break\u2011even, ms", ""), ("verdict", "left"))
     top, second = th(_loads_head(summary), "left", rowspan=2), ""
     for kind in kinds:
         chosen = kind == "best fixed"
@@ -58,7 +58,7 @@ def verdict_table(summary: dict[str, Any]) -> str:
             cells = (_verdict_cells(mine.get(kind), kind == "best fixed") for kind in kinds)
             rows.append(th(load_name(load), scope="row") + "".join(cells))
         groups.append(rows)
-    caption = "Change of throughput, simulated. Break-even: AV's own overhead that would cost the gain."
+    caption = "Change of throughput, simulated. Break-even: overhead of AV, per step, that would cost the gain."
     return table(caption + _BOUND_NOTE * bool(names & {verdict.policy for _, verdict in found}), [top, second], groups)
 
 

@@ -28,7 +28,7 @@ _CSS = """
 * { box-sizing: border-box; }
 body { margin: 0; background: var(--bg); color: var(--ink);
   font: 15px/1.5 system-ui, -apple-system, "Segoe UI", Roboto, "Helvetica Neue", Arial, sans-serif; }
-main { max-width: 1160px; margin: 0 auto; padding: 24px 20px 48px; }
+main { max-width: 1200px; margin: 0 auto; padding: 24px 20px 48px; }
 h1 { font-size: 1.45rem; line-height: 1.3; margin: 8px 0 12px; overflow-wrap: anywhere; }
 h2 { font-size: 1.15rem; margin: 40px 0 10px; padding-bottom: 4px; border-bottom: 1px solid var(--grid); }
 h3 { font-size: 1rem; margin: 22px 0 6px; }
@@ -50,7 +50,8 @@ table { border-collapse: collapse; font-size: .86rem; font-variant-numeric: tabu
 th, td { padding: 4px 8px; text-align: right; vertical-align: top; border-bottom: 1px solid var(--grid); }
 thead th { vertical-align: bottom; border-bottom: 2px solid var(--muted); font-weight: 600; }
 thead th.span { text-align: center; border-bottom: 1px solid var(--muted); }
-th[scope=row], th.left, td.left { text-align: left; white-space: nowrap; }
+th.left, td.left { text-align: left; }
+th[scope=row] { text-align: left; white-space: nowrap; }
 th[scope=row] { font-weight: 600; position: sticky; left: 0; background: var(--bg); }
 th[scope=rowgroup] { text-align: left; background: var(--card); }
 th[scope=rowgroup] span { position: sticky; left: 10px; }

@@ -192,7 +192,7 @@ def test_features_of_half_precision_logits_are_bit_equal() -> None:
 
 
 def test_more_requests_than_one_kernel_block() -> None:
-    """Past 256 requests the kernel pads to 512, which changes the order of its sums."""
+    """Past 256 requests the kernel pads to 512 rows, which fixes how they are paired in its sums."""
     stream = Stream(
         num_slots=3, max_num_reqs=300, num_reqs=(300, 256, 257, 1), num_steps=12, prefill=0.05, accept=logistic(1, 0)
     )
