@@ -162,14 +162,15 @@ class _Epoch:
         self.blocks = blocks
         self.index = int(blocks.step[0] // interval)
         self.first_step = self.index * interval
-        self.steps, starts, counts = np.unique(blocks.step, return_index=True, return_counts=True)
-        self.starts = np.append(starts, len(blocks))
+        self.starts = np.concatenate(([0], np.flatnonzero(np.diff(blocks.step)) + 1, [len(blocks)]))
+        starts, counts = self.starts[:-1], np.diff(self.starts)
+        self.steps = blocks.step[starts]
         self.counts = counts
         self.width = int(counts.max())
         self.regular = bool((counts == self.width).all())
         offset = np.arange(len(counts)) * self.width - starts
         self.cell = np.arange(len(blocks)) + np.repeat(offset, counts)
-        order = np.argsort(blocks.request, kind="stable")
+        order = _stable_order(blocks.request)
         same = blocks.request[order[1:]] == blocks.request[order[:-1]]
         self.previous = np.full(len(blocks), -1)
         self.previous[order[1:][same]] = order[:-1][same]
@@ -199,6 +200,12 @@ class _Epoch:
     def rows(self, grid: IntArray) -> IntArray:
         """The inverse of `grid` for `[steps, reqs]`."""
         return grid.reshape(-1) if self.regular else grid.reshape(-1)[self.cell]
+
+
+def _stable_order(key: IntArray) -> IntArray:
+    """Sort stably; a narrow range goes through NumPy's radix sort, which takes 16 bits only."""
+    shifted = key - key.min()
+    return np.argsort(shifted.astype(np.uint16) if shifted.max() < 1 << 16 else shifted, kind="stable")
 
 
 class _Player:
@@ -262,12 +269,15 @@ class _Player:
         ms = self.truth.step_ms(shape, drafting=self.arm.policy.drafts) * share
         emitted = np.minimum(accepted + 1, remaining)
         unit = self.unit[blocks.request]
+        first = unit.min()
+        unit -= first
         columns = (
             np.repeat(share, epoch.counts), np.ones(len(blocks)), available, admitted, accepted, emitted,
             np.repeat(ms, epoch.counts),
         )  # fmt: skip
         for total, column in zip(self.sums, columns, strict=True):
-            total += np.bincount(unit, column, len(total))
+            added = np.bincount(unit, column)
+            total[first : first + len(added)] += added
 
     def _confidences(self, epoch: _Epoch) -> tuple[F32Array, F32Array]:
         blocks = epoch.blocks
@@ -294,9 +304,13 @@ class _Player:
         if self.arm.lag == 0:
             sizing = confidence
         else:
-            before = np.where(here, confidence[:, epoch.previous], self.seen[:, blocks.request])
-            sizing = np.where(gap >= 2, confidence, before)
-            sizing[:, previous_step < 0] = 1.0
+            sizing = confidence.take(epoch.previous, axis=1)
+            for rows, source in (
+                (np.flatnonzero(~here), self.seen[:, blocks.request[~here]]),
+                (np.flatnonzero(gap >= 2), confidence[:, gap >= 2]),
+            ):
+                sizing[:, rows] = source
+            sizing[:, np.flatnonzero(previous_step < 0)] = 1.0
         last = blocks.request[epoch.last]
         self.seen[:, last] = confidence[:, epoch.last]
         self.seen_step[last] = blocks.step[epoch.last]

@@ -111,14 +111,15 @@ def observe(
 
 
 def slot_sums(values: NDArray[Any], counts: IntArray) -> F64Array:
-    """Add up values that lie slot after slot, `counts[k]` of them for slot k, in float64; returns `[K]`.
+    """Add up values `[..., n]` that lie slot after slot, `counts[k]` of them for slot k; returns float64 `[..., K]`.
 
     >>> slot_sums(np.array([1.0, 2.0, 4.0]), np.array([1, 0, 2, 0])).tolist()
     [1.0, 0.0, 6.0, 0.0]
     """
     # reduceat cannot express an empty segment, so slots without values are left out of it.
     kept = np.flatnonzero(counts)
-    sums = np.zeros(len(counts))
+    sums = np.zeros((*values.shape[:-1], len(counts)))
     if len(kept):
-        sums[kept] = np.add.reduceat(values, (np.cumsum(counts) - counts)[kept], dtype=np.float64)
+        starts = (np.cumsum(counts) - counts)[kept]
+        sums[..., kept] = np.add.reduceat(values, starts, axis=-1, dtype=np.float64)
     return sums

@@ -87,11 +87,15 @@ class OnlineLogistic(Estimator):
         picked = np.flatnonzero(observed)
         counts = np.count_nonzero(observed, axis=1)
         f, p = f.ravel().take(picked), p.ravel().take(picked)
-        weight, residual = p * (1 - p), observations.accepted.ravel().take(picked) - p
-        weighted = weight * f
-        columns = {"a": weighted * f, "b": weighted, "c": weight, "g0": residual * f, "g1": residual}
-        added = {name: slot_sums(column, counts) for name, column in columns.items()} | {"n": counts}
-        return {name: stats[name] + added[name] for name in _SUMS}
+        terms = np.empty((5, len(picked)), dtype=np.float32)
+        a, b, c, g0, g1 = terms
+        np.multiply(p, 1 - p, out=c)
+        np.multiply(c, f, out=b)
+        np.multiply(b, f, out=a)
+        np.subtract(observations.accepted.ravel().take(picked), p, out=g1)
+        np.multiply(g1, f, out=g0)
+        added = [*slot_sums(terms, counts), counts]
+        return {name: stats[name] + sums for name, sums in zip(_SUMS, added, strict=True)}
 
     def refit(self, params: Arrays, stats: Arrays) -> tuple[Arrays, Arrays]:
         one, l2, damping = np.float32(1), np.float32(self.l2), np.float32(self.damping)

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from scipy.special import ndtr
 
 from avsim.types import BoolArray, F32Array, F64Array, IntArray, slot_sums
@@ -13,6 +14,7 @@ from avsim.types import BoolArray, F32Array, F64Array, IntArray, slot_sums
 __all__ = ["Calibration", "debiased_ece", "equal_mass_bins"]
 
 _BINS = 1 << 12
+_FLUSH = 1 << 18  # counting touches every cell of the histogram, so it waits for many events
 _SMALLEST = 2.0**-24  # half a float32 ulp below 1: confidences that round to 0 or 1 cost at most 16.6 nats
 ECE_BINS = 15
 
@@ -26,12 +28,13 @@ class Calibration:
     """
 
     num_slots: int
-    counts: IntArray = field(init=False)
     log_loss: F64Array = field(init=False)
     brier: F64Array = field(init=False)
 
     def __post_init__(self) -> None:
-        self.counts = np.zeros((self.num_slots, 2, _BINS), dtype=np.int64)
+        self._counts = np.zeros((self.num_slots, 2, _BINS), dtype=np.int64)
+        self._cells: list[NDArray[np.int32]] = []
+        self._pending = 0
         self.log_loss = np.zeros(self.num_slots)
         self.brier = np.zeros(self.num_slots)
 
@@ -44,11 +47,30 @@ class Calibration:
         np.minimum(cell, _BINS - 1, out=cell)
         cell += label * np.int32(_BINS)
         cell += np.repeat(np.arange(self.num_slots, dtype=np.int32) * (2 * _BINS), counts)
-        self.counts += np.bincount(cell, minlength=self.counts.size).reshape(self.counts.shape)
+        self._cells.append(cell)
+        self._pending += len(cell)
+        if self._pending > _FLUSH:
+            self._flush()
         # p(right) is p for an acceptance and 1 − p for a rejection.
         right = np.abs(p - ~label)
-        self.brier += slot_sums(np.square(1 - right), counts)
-        self.log_loss -= slot_sums(np.log(np.maximum(right, np.float32(_SMALLEST), out=right), out=right), counts)
+        losses = np.empty((2, len(picked)), dtype=np.float32)
+        np.square(1 - right, out=losses[0])
+        np.log(np.maximum(right, np.float32(_SMALLEST), out=right), out=losses[1])
+        brier, log_loss = slot_sums(losses, counts)
+        self.brier += brier
+        self.log_loss -= log_loss
+
+    def _flush(self) -> None:
+        cells = np.concatenate(self._cells)
+        self._cells, self._pending = [], 0
+        self._counts += np.bincount(cells, minlength=self._counts.size).reshape(self._counts.shape)
+
+    @property
+    def counts(self) -> IntArray:
+        """Scored slots per slot, label and cell, `[K, 2, cells]`."""
+        if self._cells:
+            self._flush()
+        return self._counts
 
     def summary(self) -> dict[str, Any]:
         """Return the pooled scores, and the same per slot under `slots`."""

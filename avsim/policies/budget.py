@@ -16,16 +16,13 @@ __all__ = ["allocate", "best_budget", "budget_cap", "objective", "ranked_surviva
 
 def survival(confidence: F32Array, num_drafted: IntArray) -> F32Array:
     """Return S_k = ∏_{j≤k} p_j, float32 `[K, S, R]`, and −1 in slots that were not drafted."""
-    product = _running_product(confidence, np.dtype(np.float32))
-    slot = np.arange(len(confidence))[:, None, None]
-    return np.where(slot < num_drafted, product, np.float32(-1))
+    return _running_product(confidence, num_drafted, np.dtype(np.float32))
 
 
 def ranked_survival(confidence: F32Array, num_drafted: IntArray) -> F64Array:
     """Return the survivals of each step in float64, sorted descending, `[S, K·R]`; undrafted slots are −1, last."""
-    product = _running_product(confidence, np.dtype(np.float64))
-    slot = np.arange(len(confidence))[:, None, None]
-    ranked = _by_step(np.where(slot < num_drafted, -product, 1.0))
+    ranked = _by_step(_running_product(confidence, num_drafted, np.dtype(np.float64)))
+    np.negative(ranked, out=ranked)
     ranked.sort(axis=1)
     return np.negative(ranked, out=ranked)
 
@@ -82,17 +79,16 @@ def allocate(survivals: F32Array, budget: IntArray) -> IntArray:
     flat = _by_step(survivals)
     width = flat.shape[1]
     ordered = np.sort(flat, axis=1)
-    cut = ordered[np.arange(len(flat)), np.minimum(width - budget, width - 1)]
-    above = survivals > cut[:, None]
-    admitted = above.sum(axis=0)
-    left = budget - admitted.sum(axis=1)
-    tied = survivals == cut[:, None]
-    short = np.flatnonzero(tied.sum(axis=(0, 2)) > left)
-    if len(short) < len(flat):
-        tied[:, short] = False
-        admitted += tied.sum(axis=0)
+    line = np.arange(len(flat))
+    cut = ordered[line, np.minimum(width - budget, width - 1)]
+    admitted = (survivals >= cut[:, None]).sum(axis=0, dtype=np.int64)
+    # Below the cut lies the next value; where it equals the cut, some of the tied slots must stay out.
+    below = ordered[line, np.maximum(width - budget - 1, 0)]
+    short = np.flatnonzero((budget == 0) | ((below == cut) & (budget < width)))
     if len(short):
-        admitted[short] += _fill_ties(survivals[:, short] == cut[short, None], left[short])
+        above, at = survivals[:, short] > cut[short, None], survivals[:, short] == cut[short, None]
+        certain = above.sum(axis=0)
+        admitted[short] = certain + _fill_ties(at, budget[short] - certain.sum(axis=1))
     return admitted
 
 
@@ -105,12 +101,18 @@ def _step_costs(num_reqs: IntArray, num_target_tokens: IntArray, width: int, tab
     return tables.verify[index] + tables.draft[num_reqs][:, None]
 
 
-def _running_product(confidence: F32Array, dtype: np.dtype[Any]) -> NDArray[Any]:
-    """The cumulative product along the slots; much faster than np.cumprod, which walks the first axis badly."""
-    product = np.empty(confidence.shape, dtype=dtype)
+def _running_product(confidence: F32Array, num_drafted: IntArray, dtype: np.dtype[Any]) -> NDArray[Any]:
+    """Multiply up along the slots, −1 where not drafted: `[K, S, R]`, in memory that `_by_step` need not copy.
+
+    One multiplication per slot is much faster than np.cumprod, which walks the first axis badly.
+    """
+    slots, steps, reqs = confidence.shape
+    product = np.empty((steps, slots, reqs), dtype=dtype).transpose(1, 0, 2)
     product[:1] = confidence[:1]
-    for slot in range(1, len(confidence)):
+    for slot in range(1, slots):
         np.multiply(product[slot - 1], confidence[slot], out=product[slot])
+    if slots and (num_drafted < slots).any():
+        product[np.arange(slots)[:, None, None] >= num_drafted] = -1
     return product
 
 

@@ -76,7 +76,8 @@ pre { background: var(--card); padding: 10px 14px; white-space: pre-wrap; overfl
 @media print { @page { size: A4 landscape; margin: 12mm; } body { font-size: 10pt; }
   main { max-width: none; padding: 0; } nav { display: none; } .scroll { overflow: visible; }
   table { font-size: 7.5pt; } th, td { padding: 2px 6px; } h2, h3, .caption { break-after: avoid; }
-  figure, tr, .finding, .warning { break-inside: avoid; } figure svg { min-width: 0 !important; max-height: 165mm; }
+  figure, tr, tbody, .finding, .warning { break-inside: avoid; }
+  figure svg { min-width: 0 !important; max-height: 145mm; }
   * { print-color-adjust: exact; -webkit-print-color-adjust: exact; } }
 """
 

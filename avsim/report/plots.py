@@ -185,15 +185,18 @@ def _draw_gains(axes: Any, found: Sequence[tuple[int, Verdict]], shift: float, l
 
 
 def _reliability(summary: dict[str, Any], calibration: pl.DataFrame, where: str) -> str:
-    looks, unattainable = _looks(summary), bounds(summary)
-    found = calibration.filter(~pl.col("policy").is_in(sorted(unattainable)))
-    loads = found["concurrency"].unique(maintain_order=True).to_list()[:_MOST_PANELS]
-    names = [name for name in found["policy"].unique(maintain_order=True).to_list() if name in looks]
+    looks = _looks(summary)
+    scored = calibration["policy"].unique(maintain_order=True).to_list()
+    names = [name for name in scored if name in looks and name not in bounds(summary)]
     if not names:
         return ""
+    found = calibration.filter(pl.col("policy").is_in(names))
+    tested = found["concurrency"].unique(maintain_order=True).to_list()
+    loads = tested[:_MOST_PANELS]
     columns = min(3, len(loads))
     lines = -(-len(loads) // columns)
     drawing = _new_figure(3.47 * columns, 3.5 * lines + 0.3 * (1 + len(names) // 3))
+    drawing.get_layout_engine().set(w_pad=0.12)
     panels = drawing.subplots(lines, columns, sharex=True, sharey=True, squeeze=False).ravel()
     for axes, load in zip(panels, loads, strict=False):
         axes.plot([0, 1], [0, 1], color=INK, linewidth=0.8, linestyle=":")
@@ -216,10 +219,13 @@ def _reliability(summary: dict[str, Any], calibration: pl.DataFrame, where: str)
     drawing.supylabel("share accepted", fontsize=9)
     drawing.legend(*panels[0].get_legend_handles_labels(), loc="outside upper left", ncols=columns)
     each = " Grey: the same for each slot, area by count." if len(names) == 1 else ""
+    omitted = " Bounds are left out." if len(names) < len(scored) else ""
+    if len(loads) < len(tested):
+        omitted += f" Only the first {len(loads)} of {len(tested)} loads are drawn."
     caption = (
         f"{where} Conditional acceptance of every reached slot, in {ECE_BINS} equal-mass bins pooled over slots, with "
         f"95 % binomial intervals (slots taken as independent, so too narrow).{each} On the dotted diagonal a "
-        f"confidence is right; below it, it promises too much.{' Bounds are left out.' if unattainable else ''}"
+        f"confidence is right; below it, it promises too much.{omitted}"
     )
     return _figure(drawing, "reliability", "Reliability of confidences", caption)
 
