@@ -61,7 +61,7 @@ def replay(
     num_slots: int | None = None,
     max_total_logits: int = NO_LOGIT_LIMIT,
     warm_refits: int = 0,
-    min_rows: int = 1 << 19,
+    min_rows: int = 1 << 16,
 ) -> list[OpenLoopResult]:
     """Replay an on-policy trace under several arms, streaming it once per refit interval in use.
 

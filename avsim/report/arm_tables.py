@@ -185,11 +185,10 @@ def _readers(summary: dict[str, Any]) -> list[tuple[dict[str, Any], dict[str, An
 
 def fitted_table(summary: dict[str, Any]) -> str:
     """Return refits and fitted parameters at the end of each run; empty if no arm reads confidences."""
-    rows, most = [], 0
+    rows = []
     for load, arm in _readers(summary):
         state = arm["confidence"].get("state") or {}
         params = "; ".join(f"{name} {_values(value)}" for name, value in state.items())
-        most = max(most, len(state))
         cells = th(load_name(load), scope="row") + td(_arm_name(arm), "left") + td(str(arm["estimator"]), "left")
         rows.append(cells + td(_number(arm["confidence"].get("refits"), 0)) + td(params or MISSING, "left"))
     if not rows:

@@ -95,6 +95,10 @@ def _verdict(summary: dict[str, Any]) -> str:
         return "".join(parts) + paragraph("No verdict: the run has no judged policy with a baseline (none or fixed).")
     parts += [paragraph(reason) for reason in reasons(summary)]
     parts.append(arm_tables.verdict_table(summary))
+    if not any(
+        verdict["against"].startswith("best fixed") for load in summary["loads"] for verdict in load["verdicts"]
+    ):
+        return "".join(parts)
     halves = sorted({load["num_sources_judged_half"] for load in summary["loads"]})
     sources = sorted({load["num_sources"] for load in summary["loads"]})
     text = (
@@ -113,8 +117,7 @@ def _overhead(summary: dict[str, Any]) -> str:
 
 
 def _provenance(summary: dict[str, Any], manifest: dict[str, Any]) -> str:
-    trace = {"name": summary["trace"]["name"]} | summary["trace"]
-    parts = ["<h3>Trace</h3>\n", definitions((_title(key), value) for key, value in trace.items())]
+    parts = ["<h3>Trace</h3>\n", definitions((_title(key), value) for key, value in summary["trace"].items())]
     for key, title in (("truth", "Cost table: the clock"), ("belief", "Cost table that the policies read")):
         if summary.get(key):
             parts += [f"<h3>{title}</h3>\n", definitions((_title(k), v) for k, v in summary[key].items())]

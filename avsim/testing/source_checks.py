@@ -7,10 +7,11 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
+import polars as pl
 
 from avsim.errors import InputError
 from avsim.sources.base import Trace
-from avsim.sources.schema import FEATURES, REQUESTS, STEPS
+from avsim.sources.schema import FEATURES, MASK, REQUESTS, STEPS, slot_column
 from avsim.sources.validate import validate_trace
 from avsim.types import Blocks
 
@@ -84,6 +85,26 @@ def check_values(trace: Trace) -> None:
         present = present if spec.required else present[~np.isnan(present)]
         in_range = ((present >= spec.low) & (present <= spec.high)).all()
         assert in_range, f"feature {name} leaves {spec.low:g} … {spec.high:g} in a drafted slot"
+
+
+def check_matches_files(trace: Trace) -> None:
+    """Blocks hold what the Parquet files say, read plainly: ids, counts, mask, and every feature slot by slot."""
+    blocks = trace.blocks(trace.features)
+    frame = pl.concat([pl.read_parquet(part.path, glob=False) for part in trace.parts])
+    ids = trace.requests["request"].to_numpy()[blocks.request]
+    assert np.array_equal(ids, frame["request"].to_numpy()), "blocks belong to other requests than in the files"
+    for name in ("position", *_COUNTS, *(("step",) if trace.card.kind == "on-policy" else ())):
+        assert np.array_equal(getattr(blocks, name), frame[name].to_numpy()), f"{name} differs from the files"
+    assert (blocks.unfit is not None) == (MASK in frame.columns), "the mask column is lost or made up"
+    if blocks.unfit is not None:
+        masked = frame[MASK].is_not_null().to_numpy()
+        assert np.array_equal(blocks.unfit, masked), "unfit differs from the mask column of the files"
+    for name, values in blocks.features.items():
+        for slot in range(trace.card.num_speculative_tokens):
+            stored = frame[slot_column(name, slot)].cast(pl.Float32).to_numpy()
+            inside = blocks.num_drafted > slot
+            same = np.array_equal(values[slot][inside], stored[inside], equal_nan=True)
+            assert same, f"feature {name} differs from the files in slot {slot}"
 
 
 def check_sorted(trace: Trace) -> None:
@@ -192,6 +213,7 @@ SOURCE_CHECKS = (
     check_tables,
     check_block_types,
     check_values,
+    check_matches_files,
     check_sorted,
     check_re_iterable,
     check_pieces,

@@ -36,6 +36,17 @@ class ZeroFills(Trace):
 
 
 @dataclass(frozen=True, eq=False)
+class RepeatsSlots(Trace):
+    """Reads the first slot's column into every slot."""
+
+    def chunks(self, features, num_slots=None):
+        for blocks in super().chunks(features, num_slots):
+            inside = np.arange(num_slots or self.card.num_speculative_tokens)[:, None] < blocks.num_drafted
+            same = {name: np.where(inside, values[0], np.nan) for name, values in blocks.features.items()}
+            yield replace(blocks, features={name: values.astype(np.float32) for name, values in same.items()})
+
+
+@dataclass(frozen=True, eq=False)
 class CountsBonus(Trace):
     """Counts the bonus token as accepted."""
 

@@ -108,9 +108,10 @@ def opened(tmp_path_factory):
 
 BROKEN = [
     (broken.WidensIds, {"check_block_types"}),
-    (broken.ZeroFills, {"check_values"}),
-    (broken.CountsBonus, {"check_values", "check_fewer_slots"}),
-    (broken.SortsByRequest, {"check_sorted", "check_pieces"}),
+    (broken.ZeroFills, {"check_values", "check_matches_files"}),
+    (broken.RepeatsSlots, {"check_matches_files"}),
+    (broken.CountsBonus, {"check_values", "check_matches_files", "check_fewer_slots"}),
+    (broken.SortsByRequest, {"check_sorted", "check_matches_files", "check_pieces"}),
     (broken.ReadsOnce, {"check_re_iterable", "check_pieces", "check_columns_on_demand", "check_fewer_slots"}),
     (broken.TearsSteps, {"check_pieces"}),
     (broken.DropsTail, {"check_re_iterable", "check_pieces", "check_fewer_slots"}),

@@ -26,6 +26,14 @@ def test_survivals_multiply_and_undrafted_slots_are_minus_one() -> None:
     assert ranked_survival(CONFIDENCE, DRAFTED).tolist() == [[1.0, 0.5, 0.5, 0.25, 0.25, -1.0]]
 
 
+def test_sizing_survivals_are_products_in_float64() -> None:
+    """In float32 the last survival would be 0.001 to seven digits only; a budget can hang on the difference."""
+    confidence = np.full((3, 1, 1), 0.1, dtype=np.float32)
+    exact = float(np.float32(0.1)) ** 3
+    assert ranked_survival(confidence, np.array([[3]]))[0, 2] == pytest.approx(exact, rel=1e-15)
+    assert float(survival(confidence, np.array([[3]]))[2, 0, 0]) != exact
+
+
 def test_the_objective_is_expected_tokens_per_ms() -> None:
     step = batch([1, 1, 2, 4, 4, 4, 4, 4, 4], draft=1.0)
     ranked = ranked_survival(step.sizing, step.num_drafted)
