@@ -26,7 +26,7 @@ class ReplayConfig:
         num_slots: truncate the trace's K; None keeps it.
         lag: age of the sizing confidences in records; 1 is vLLM.
         av_overhead_ms: AV's own cost per step, charged to confidence-reading policies; None if unknown.
-        what_if: allow the step costs of another model or machine than the trace's.
+        what_if: allow the step costs of another model than the trace's.
         vocab: the target's vocabulary, which limits the budget; None for that of the cost card or the trace.
         bootstrap: B, re-simulations on resampled source requests.
         warm_refits: refits that the estimator has seen before counting starts.

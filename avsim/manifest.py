@@ -39,8 +39,16 @@ def make_manifest(command: str, config: dict[str, Any], inputs: dict[str, str]) 
         "config": config,
         "inputs": inputs,
         "versions": {"avsim": __version__, "python": platform.python_version()}
-        | {name: metadata.version(name) for name in packages},
+        | {name: metadata.version(name) for name in packages}
+        | _optional("matplotlib"),
     }
+
+
+def _optional(name: str) -> dict[str, str]:
+    try:
+        return {name: metadata.version(name)}
+    except metadata.PackageNotFoundError:
+        return {}
 
 
 def read_manifest(path: Path) -> dict[str, Any]:

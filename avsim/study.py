@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from multiprocessing import get_context
 from typing import Any
 
@@ -18,7 +18,7 @@ from avsim.costs import CostModel, load
 from avsim.errors import InputError
 from avsim.estimators.base import EstimatorState
 from avsim.metrics import savings
-from avsim.metrics.verdict import Verdict, judge
+from avsim.metrics.verdict import Verdict, judge, with_overhead
 from avsim.simulate import Arm, ClosedLoopResult, Totals, simulate
 from avsim.sources.base import Trace
 from avsim.types import IntArray
@@ -312,7 +312,10 @@ def verdicts_at_load(
             best = np.array([r.calibration.throughput_tok_s for r in fixed if r.calibration is not None]).argmax(axis=0)
             chosen = pick_totals([r.judged for r in fixed], best)
             against = f"best fixed ({fixed[best[0]].name})"
-            found.append(judge(item.name, against, mine.judged, chosen, num_sources[1], charged))
+            verdict = judge(item.name, against, mine.judged, chosen, num_sources[1], charged)
+            ceiling = max(float(result.whole.throughput_tok_s[0]) for result in fixed)
+            hindsight = float(with_overhead(mine.whole, charged or 0.0)[0]) / ceiling
+            found.append(replace(verdict, hindsight_ratio=hindsight))
     return found
 
 

@@ -51,14 +51,16 @@ def demo() -> str:
         rates = (f"{arm['throughput_tok_s']:,.0f}" for arm in load["arms"])
         lines.append(f"| {load['concurrency']} | " + " | ".join(rates) + " |")
     lines += ["", "Verdicts on adaptive verification (change of throughput, 95 % interval over requests):", ""]
-    lines += ["| concurrent requests | against | change | interval | break-even overhead | verdict |", "|---" * 6 + "|"]
+    heads = ("concurrent requests", "against", "change", "interval", "in hindsight", "break-even overhead", "verdict")
+    lines += ["| " + " | ".join(heads) + " |", "|---" * len(heads) + "|"]
     for load in summary["loads"]:
         for verdict in load["verdicts"]:
             change, low, high = ((verdict[key] - 1) * 100 for key in ("ratio", "low", "high"))
-            margin = verdict["break_even_overhead_ms"]
+            margin, hindsight = verdict["break_even_overhead_ms"], verdict["hindsight_ratio"]
+            best = "" if hindsight is None else f"{(hindsight - 1) * 100:+.1f} %"
             lines.append(
                 f"| {load['concurrency']} | {verdict['against']} | {change:+.1f} % | {low:+.1f} … {high:+.1f} % "
-                f"| {f'{margin:.2f} ms/step' if margin > 0 else 'none'} | {verdict['word']} |"
+                f"| {best} | {f'{margin:.2f} ms/step' if margin > 0 else 'slower'} | {verdict['word']} |"
             )
     return "\n".join(lines)
 

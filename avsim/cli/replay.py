@@ -29,7 +29,7 @@ def replay(
     lag: Annotated[int, typer.Option(help="Age of the sizing confidences in records; 1 is vLLM.")] = 1,
     loop: Annotated[str, typer.Option(help="closed (dense traces) or open (on-policy traces).")] = "closed",
     av_overhead_ms: Annotated[float | None, typer.Option(help="AV's own cost per step. Default: unknown.")] = None,
-    what_if: Annotated[bool, typer.Option("--what-if", help="Allow step costs of another model or machine.")] = False,
+    what_if: Annotated[bool, typer.Option("--what-if", help="Allow step costs of another model.")] = False,
     vocab: Annotated[int | None, typer.Option(help="The target's vocabulary size.")] = None,
     bootstrap: Annotated[int, typer.Option(help="Re-simulations for the intervals.")] = 60,
     warm_refits: Annotated[int, typer.Option(help="Refits before counting starts.")] = 3,

@@ -22,7 +22,11 @@ Word = Literal["gain", "loss", "not distinguishable", "gain withheld", "not enou
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """One policy against one baseline at one load; ratios are of throughput at full concurrency."""
+    """One policy against one baseline at one load; ratios are of throughput at full concurrency.
+
+    `hindsight_ratio` compares, on all requests, with the best of the baselines on all requests: a choice that nobody
+    can make beforehand. It is None where nothing was chosen.
+    """
 
     policy: str
     against: str
@@ -33,6 +37,7 @@ class Verdict:
     break_even_overhead_ms: float
     num_sources: int
     reason: str
+    hindsight_ratio: float | None = None
 
     @property
     def change_pct(self) -> float:

@@ -46,10 +46,10 @@ def verdict_table(summary: dict[str, Any]) -> str:
     top, second = th(_loads_head(summary), "left", rowspan=2), ""
     for kind in kinds:
         chosen = kind == "best fixed"
-        top += th(f"against {kind}{' K' if chosen else ''}", "span edge", colspan=4 + chosen)
-        heads = (("K", "left"), *columns) if chosen else columns
+        top += th(f"against {kind}{' K' if chosen else ''}", "span edge", colspan=4 + 2 * chosen)
+        heads = (("K", "left"), *columns[:2], ("in hindsight", ""), *columns[2:]) if chosen else columns
         second += "".join(th(name, f"edge {cls}".strip() if not n else cls) for n, (name, cls) in enumerate(heads))
-    width = 1 + sum(4 + (kind == "best fixed") for kind in kinds)
+    width = 1 + sum(4 + 2 * (kind == "best fixed") for kind in kinds)
     names, groups = bounds(summary), []
     for policy in dict.fromkeys(verdict.policy for _, verdict in found):
         rows = [th(policy + "*" * (policy in names), scope="rowgroup", colspan=width)]
@@ -58,21 +58,25 @@ def verdict_table(summary: dict[str, Any]) -> str:
             cells = (_verdict_cells(mine.get(kind), kind == "best fixed") for kind in kinds)
             rows.append(th(load_name(load), scope="row") + "".join(cells))
         groups.append(rows)
-    caption = "Change of throughput, simulated. Break-even: overhead of AV, per step, that would cost the gain."
+    caption = (
+        "Change of throughput, simulated. Break-even: overhead of AV, per step, that would cost the gain. "
+        "In hindsight: against the K that turned out best on all requests, which nobody knows beforehand."
+    )
     return table(caption + _BOUND_NOTE * bool(names & {verdict.policy for _, verdict in found}), [top, second], groups)
 
 
 def _verdict_cells(verdict: Verdict | None, chosen: bool) -> str:
     if verdict is None:
-        return td(MISSING, "edge") + td("") * (3 + chosen)
+        return td(MISSING, "edge") + td("") * (3 + 2 * chosen)
     low, high = ((bound - 1) * 100 for bound in (verdict.low, verdict.high))
-    margin = verdict.break_even_overhead_ms
+    margin, hindsight = verdict.break_even_overhead_ms, verdict.hindsight_ratio
     text, cls = _WORDS.get(verdict.word, (verdict.word, "none"))
     depth = td(verdict.against.partition(" (")[2].removeprefix("fixed:").rstrip(")"), "edge left") if chosen else ""
     return (
         depth
         + td(signed_pct(verdict.change_pct), "" if chosen else "edge")
         + td(f"{signed_pct(low, '')} … {signed_pct(high)}")
+        + (td(MISSING if hindsight is None else signed_pct((hindsight - 1) * 100)) if chosen else "")
         + td(f"{margin:.2f}" if margin >= 0 else "slower")
         + chip(text, cls)
     )

@@ -62,15 +62,22 @@ def _verdict_table(summary: dict[str, Any]) -> Table:
         table.add_column(name)
     table.add_column("change", justify="right")
     table.add_column("interval", justify="right")
+    table.add_column("in hindsight", justify="right")
     table.add_column("break-even overhead", justify="right")
     table.add_column("verdict")
     for load in summary["loads"]:
         for verdict in (Verdict(**item) for item in load["verdicts"]):
-            cells = verdict_text(verdict)
+            change, interval, margin = verdict_text(verdict)
+            hindsight = verdict.hindsight_ratio
+            cells = (change, interval, "" if hindsight is None else f"{(hindsight - 1) * 100:+.1f} %", margin)
             name = "as recorded" if load["concurrency"] is None else str(load["concurrency"])
             table.add_row(
                 name, verdict.policy, verdict.against, *cells, Text(verdict.word, _STYLE.get(verdict.word, ""))
             )
+    table.caption = (
+        "in hindsight: against the depth that turned out best on all requests, which nobody knows beforehand"
+    )
+    table.caption_justify = "left"
     return table
 
 
@@ -80,7 +87,7 @@ def verdict_text(verdict: Verdict) -> tuple[str, str, str]:
     return (
         f"{verdict.change_pct:+.1f} %",
         f"{low:+.1f} … {high:+.1f} %",
-        f"{verdict.break_even_overhead_ms:.2f} ms/step" if verdict.break_even_overhead_ms > 0 else "none",
+        f"{verdict.break_even_overhead_ms:.2f} ms/step" if verdict.break_even_overhead_ms > 0 else "slower",
     )
 
 

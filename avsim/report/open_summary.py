@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 import numpy as np
@@ -11,7 +11,7 @@ import numpy as np
 from avsim import registry
 from avsim.config import ReplayConfig
 from avsim.costs.base import CostModel
-from avsim.metrics.verdict import judge
+from avsim.metrics.verdict import judge, with_overhead
 from avsim.replay import OpenLoopResult
 from avsim.report.summary import check_match, exactness_notes, headline, overhead_note, trace_facts, with_regret
 from avsim.simulate import Totals
@@ -53,7 +53,10 @@ def open_summary(
             best = rates.argmax(axis=0)
             chosen = pick_totals([found[name].totals(halves[1]) for name in fixed], best)
             mine = found[item.name].totals(halves[1])
-            verdicts.append(judge(item.name, f"best fixed ({fixed[best[0]]})", mine, chosen, len(judged), charged))
+            verdict = judge(item.name, f"best fixed ({fixed[best[0]]})", mine, chosen, len(judged), charged)
+            ceiling = max(float(totals[name].throughput_tok_s[0]) for name in fixed)
+            hindsight = float(with_overhead(totals[item.name], charged or 0.0)[0]) / ceiling
+            verdicts.append(replace(verdict, hindsight_ratio=hindsight))
     mean_reqs = float(totals[arms[0].name].blocks[0] / totals[arms[0].name].steps[0])
     return {
         "summary_version": 1,

@@ -50,7 +50,8 @@ def _squeezed(name: str) -> str:
 
 def headline(trace: Trace, truth: CostModel, foreign: bool) -> str:
     """Return the line that heads every output of a run."""
-    acceptance = f"{trace.card.target} + {trace.card.drafter}"
+    card = trace.card
+    acceptance = f"SYNTHETIC {card.name}" if card.synthetic else f"{card.target} + {card.drafter}"
     costs = f"{truth.card.model} on {truth.card.hardware}"
     if foreign:
         return f"WHAT IF: acceptance of {acceptance}, step costs of {costs}"
@@ -158,6 +159,8 @@ def _notes(
         )
     if card.derived_from:
         notes.append(f"The trace is derived: {card.derived_from}.")
+    if truth.card.kind == "synthetic":
+        notes.append("SYNTHETIC STEP COSTS: every gain holds for an invented machine only.")
     if card.synthetic:
         notes.append("SYNTHETIC TRACE: every number holds for the generator's acceptance law only.")
     if truth.draft_depends_on_depth:
