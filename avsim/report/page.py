@@ -28,7 +28,7 @@ _CSS = """
 * { box-sizing: border-box; }
 body { margin: 0; background: var(--bg); color: var(--ink);
   font: 15px/1.5 system-ui, -apple-system, "Segoe UI", Roboto, "Helvetica Neue", Arial, sans-serif; }
-main { max-width: 1200px; margin: 0 auto; padding: 24px 20px 48px; }
+main { max-width: 1320px; margin: 0 auto; padding: 24px 20px 48px; }
 h1 { font-size: 1.45rem; line-height: 1.3; margin: 8px 0 12px; overflow-wrap: anywhere; }
 h2 { font-size: 1.15rem; margin: 40px 0 10px; padding-bottom: 4px; border-bottom: 1px solid var(--grid); }
 h3 { font-size: 1rem; margin: 22px 0 6px; }
@@ -44,10 +44,10 @@ nav a { color: var(--s1); margin-right: 14px; display: inline-block; }
 .small, figcaption, .legend { font-size: .85rem; color: var(--muted); }
 .finding { background: var(--card); border-left: 4px solid var(--grid); padding: 10px 14px; max-width: none; }
 .scroll { overflow-x: auto; margin: 10px 0; }
-table { border-collapse: collapse; font-size: .86rem; font-variant-numeric: tabular-nums; line-height: 1.35; }
+table { border-collapse: collapse; font-size: .82rem; font-variant-numeric: tabular-nums; line-height: 1.35; }
 .caption { font-size: .86rem; color: var(--muted); margin: 16px 0 0; max-width: none; }
 .caption + .scroll { margin-top: 4px; }
-th, td { padding: 4px 8px; text-align: right; vertical-align: top; border-bottom: 1px solid var(--grid); }
+th, td { padding: 4px 6px; text-align: right; vertical-align: top; border-bottom: 1px solid var(--grid); }
 thead th { vertical-align: bottom; border-bottom: 2px solid var(--muted); font-weight: 600; }
 thead th.span { text-align: center; border-bottom: 1px solid var(--muted); }
 th.left, td.left { text-align: left; }
