@@ -129,12 +129,11 @@ def simulate(
     """
     if concurrency < 1 or copies < 1:
         raise InputError(f"concurrency and copies must be at least 1, not {concurrency} and {copies}")
-    ranks = arm.policy.uses_confidence or getattr(arm.policy, "rule", None) == "budget"
-    if copies > 1 and ranks:
+    if copies > 1 and not arm.policy.separable:
         raise InputError(f"copies > 1 would tie every ranking of policy {arm.policy.name}")
     runs, num_slots = len(sequences), arm.policy.depth(pool.num_slots)
     reader = truth if belief is None or arm.policy.uses_truth else belief
-    tables = _tables(reader, pool, concurrency, num_slots) if ranks else CostTables(np.zeros(0), np.zeros(0))
+    tables = _tables(reader, pool, concurrency, num_slots)
     seats = _Seats(pool, sequences, concurrency)
     confidence = None
     if arm.policy.uses_confidence and arm.estimator is not None:
@@ -244,7 +243,7 @@ class _Seats:
 
     def _fill(self, empty: BoolArray, clock: F64Array) -> None:
         """Seat the next requests in the empty places, in seat order; a request of one token never needs a seat."""
-        self.active &= ~empty
+        self.active = self.active & ~empty  # a new array: what was handed out stays as it was
         pending = empty
         while pending.any():
             turn = self.taken[:, None] + np.cumsum(pending, axis=1) - 1
@@ -320,10 +319,10 @@ def _keep(
 ) -> None:
     if not active[0].any():
         return
-    log.rows.append(rows[0].copy())
-    log.admitted.append(admitted[0].copy())
-    log.active.append(active[0].copy())
-    log.emitted.append(emitted[0].copy())
+    log.rows.append(rows[0])
+    log.admitted.append(admitted[0])
+    log.active.append(active[0])
+    log.emitted.append(emitted[0])
     log.ms.append(float(ms[0]))
     if live is not None:
         log.confidence.append(live[:, 0].copy())

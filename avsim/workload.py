@@ -68,6 +68,8 @@ class Pool:
                 f"{trace.path}: request row {row} has {counts[row]} blocks for {output_len[row]} output tokens; a "
                 "dense trace has a block at every position"
             )
+        if (output_len <= 1).all():
+            raise InputError(f"{trace.path}: no request has more than one output token, so there is nothing to decode")
         slots = num_slots or trace.card.num_speculative_tokens
         slot = np.arange(slots)[:, None]
         recorded = slot < blocks.num_drafted

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -103,13 +103,15 @@ class CostModel(ABC):
     def tables(self, max_num_reqs: int, max_num_tokens: int, *, kv_tokens_per_req: float = 0.0) -> CostTables:
         """Tabulate the model as vLLM holds it: draft by requests, verify by tokens.
 
-        Terms that a table cannot hold are averaged out: the KV term is taken at `kv_tokens_per_req` × requests in
-        the draft table and left out of the verify table, as it does not depend on the budget.
+        Tables know requests and tokens only. The KV terms of both, at `kv_tokens_per_req` for every request, go into
+        the draft table, since they do not depend on the budget; so draft + verify is the whole step.
         """
         reqs = np.arange(max_num_reqs + 1)
         tokens = np.arange(max_num_tokens + 1)
         zero = np.zeros(len(tokens), dtype=np.int64)
         by_reqs = StepShape(reqs, reqs, reqs * np.float64(kv_tokens_per_req), np.zeros(len(reqs), dtype=np.int64))
         by_tokens = StepShape(np.ones(len(tokens), dtype=np.int64), tokens, zero.astype(np.float64), zero)
-        draft = np.maximum(self.draft_ms(by_reqs), 0.0)
+        without = replace(by_reqs, kv_tokens=np.zeros(len(reqs)))
+        kv_ms = self.verify_ms(by_reqs) - self.verify_ms(without)
+        draft = np.maximum(self.draft_ms(by_reqs), 0.0) + kv_ms
         return CostTables(draft, np.maximum(self.verify_ms(by_tokens) + self.overhead_ms, 1e-6))

@@ -64,6 +64,11 @@ class Policy(ABC):
         """Return how many slots are drafted per request when the trace holds K."""
         return num_speculative_tokens if self.drafts else 0
 
+    @property
+    def separable(self) -> bool:
+        """Whether each request's M follows from its own row alone, so that identical requests can be counted once."""
+        return False
+
     def lossy(self, lag: int) -> str | None:
         """Say why sampled drafts would not stay exact under this rule, or None if they do (DESIGN §3)."""
         return None

@@ -35,5 +35,9 @@ class FixedDepth(Policy):
             )
         return self.k
 
+    @property
+    def separable(self) -> bool:
+        return True
+
     def admit(self, step: StepBatch) -> IntArray:
         return np.minimum(step.num_drafted, self.k)

@@ -20,5 +20,9 @@ class NoDrafting(Policy):
     name: ClassVar[str] = "none"
     drafts: ClassVar[bool] = False
 
+    @property
+    def separable(self) -> bool:
+        return True
+
     def admit(self, step: StepBatch) -> IntArray:
         return np.zeros_like(step.num_drafted)

@@ -28,6 +28,10 @@ class Oracle(Policy):
 
     rule: Literal["budget", "exact"] = "budget"
 
+    @property
+    def separable(self) -> bool:
+        return self.rule == "exact"
+
     def lossy(self, lag: int) -> str | None:
         return "it reads the verdict"
 

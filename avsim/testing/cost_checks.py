@@ -94,7 +94,10 @@ def check_json(model: CostModel) -> None:
 
 
 def check_tables(model: CostModel) -> None:
-    """`tables` says what the model says: verify with the overhead for one request, draft for one token a request."""
+    """`tables` says what the model says: verify with the overhead and an empty cache, draft for one token a request.
+
+    What cached tokens cost is in the draft table, for both models.
+    """
     for changed in (model, replace(model, overhead_ms=0.75)):
         for kv in (0.0, 800.0):
             tables = changed.tables(70, 600, kv_tokens_per_req=kv)
@@ -104,7 +107,8 @@ def check_tables(model: CostModel) -> None:
             alone = _shape(np.ones_like(tokens), tokens, 0.0)
             verify = changed.step_ms(alone, drafting=False)
             assert np.allclose(tables.verify[1:], verify, rtol=1e-12), "the verify table is not the model's own"
-            draft = changed.draft_ms(_shape(reqs, reqs, reqs * kv))
+            cached = changed.verify_ms(_shape(reqs, reqs, reqs * kv)) - changed.verify_ms(_shape(reqs, reqs, 0.0))
+            draft = changed.draft_ms(_shape(reqs, reqs, reqs * kv)) + cached
             assert np.allclose(tables.draft[1:], draft, rtol=1e-12), "the draft table is not the model's own"
 
 

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import csv
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from avsim import estimators, policies
-from avsim.costs import CostModel, load
+from avsim.costs import CostModel, StepShape, load
 from avsim.errors import InputError
+from avsim.estimators import advance
+from avsim.policies import StepBatch
 from avsim.simulate import Arm, simulate
 from avsim.sources import Trace
 from avsim.sources.importers import import_trace
+from avsim.types import Observations, observe
 from avsim.workload import Pool, request_sequences
 
 
@@ -179,3 +183,61 @@ def test_bad_arguments_are_named(greedy_pool: Pool, b300: CostModel, greedy: Tra
         Arm(policies.make("adaptive"))
     with pytest.raises(InputError, match="holds K = 5"):
         simulate(greedy_pool, Arm(policies.make("fixed:7")), everyone(greedy_pool), 1, b300)
+
+
+def slow_closed_loop(
+    pool: Pool, arm: Arm, order: list[int], concurrency: int, cost: CostModel
+) -> tuple[dict[str, float], dict[str, list[float]]]:
+    """One run, one step and one request at a time; returns (totals, final coefficients)."""
+    assert arm.estimator is not None
+    slots, state = pool.num_slots, arm.estimator.start(pool.num_slots)
+    tables = cost.tables(concurrency, concurrency * (slots + 1))
+    waiting = list(order)
+    totals: dict[str, float] = {"steps": 0, "admitted": 0, "accepted": 0, "emitted": 0, "ms": 0.0}
+
+    def seat_next() -> dict[str, Any] | None:
+        return {"request": waiting.pop(0), "position": 0, "before": None} if waiting else None
+
+    seats = [seat_next() for _ in range(concurrency)]
+    while any(seats):
+        taken = [seat for seat in seats if seat is not None]
+        rows = np.array([pool.start[seat["request"]] + seat["position"] for seat in taken])
+        features = {"log_odds": pool.features["log_odds"][:, rows]}
+        live = arm.estimator.predict(state.params, features, (slots, len(rows)))
+        ones = np.ones(slots, dtype=np.float32)
+        sizing = np.stack([ones if seat["before"] is None else seat["before"] for seat in taken], axis=1)
+        count = np.array([len(rows)])
+        step = StepBatch(live[:, None], sizing[:, None], np.full((1, len(rows)), slots), count, count, count, tables)
+        admitted = arm.policy.admit(step)[0]
+        accepted = np.minimum(pool.num_accepted[rows], admitted)
+        shape = StepShape(count, count + admitted.sum(), np.zeros(1), np.zeros(1, dtype=np.int64))
+        totals["ms"] += float(cost.step_ms(shape, drafting=True)[0])
+        totals["steps"] += 1
+        totals["admitted"] += int(admitted.sum())
+        totals["accepted"] += int(accepted.sum())
+        observed, label = observe(np.minimum(admitted, pool.num_recorded[rows]), accepted, slots)
+        seen = Observations(features, live, observed, label, np.array([0, len(rows)]))
+        state = advance(arm.estimator, state, seen, 1)
+        for column, seat in enumerate(taken):
+            last = pool.output_len[seat["request"]] - 1
+            emitted = min(int(accepted[column]) + 1, last - seat["position"])
+            totals["emitted"] += emitted
+            seat["position"] += emitted
+            seat["before"] = live[:, column]
+        for index, seat in enumerate(seats):
+            if seat is not None and seat["position"] >= pool.output_len[seat["request"]] - 1:
+                seats[index] = seat_next()
+    return totals, {name: value.tolist() for name, value in state.params.items()}
+
+
+@pytest.mark.parametrize("policy", ["adaptive", "prefix-scheduler"])
+def test_equals_a_loop_of_one_request_at_a_time(policy: str, greedy_pool: Pool, b300: CostModel) -> None:
+    """Down to the drained end, where fewer and fewer seats are taken."""
+    arm = Arm(policies.make(policy), estimators.make("online-logistic:refit_interval=7"))
+    order = [5, 9, 1, 40, 22, 13, 60, 3, 17]
+    totals, coefficients = slow_closed_loop(greedy_pool, arm, order, 4, b300)
+    fast = simulate(greedy_pool, arm, np.array([order]), 4, b300)
+    for name, value in totals.items():
+        assert getattr(fast.whole, name)[0] == pytest.approx(value, rel=1e-12), name
+    for name, values in coefficients.items():
+        np.testing.assert_allclose(fast.states[0].params[name], values, rtol=1e-5)
