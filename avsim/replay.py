@@ -8,22 +8,20 @@ later batches is missing: the result is an approximation and says so.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, fields
-from itertools import pairwise
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
 from avsim.costs.base import CostModel, CostTables, StepShape
+from avsim.epochs import Epoch, epochs
 from avsim.errors import InputError
 from avsim.estimators.base import Arrays, EstimatorState, advance
 from avsim.metrics.calibration import Calibration
 from avsim.policies.base import NO_LOGIT_LIMIT, StepBatch
 from avsim.simulate import Arm, Totals
 from avsim.sources.base import Trace
-from avsim.types import Blocks, F32Array, F64Array, IntArray, Observations, observe
-from avsim.workload import fill_missing
+from avsim.types import F32Array, F64Array, IntArray, Observations, observe
 
 __all__ = ["OpenLoopResult", "replay"]
 
@@ -89,8 +87,8 @@ def replay(
     for interval in sorted({player.interval for player in players}):
         due = [player for player in players if player.interval == interval]
         first = None
-        for epoch in _epochs(trace.iter_blocks(wanted, num_slots=num_slots, min_rows=min_rows), interval):
-            batch = _Epoch(epoch, interval, slots, trace.card.complete_blocks)
+        for epoch in epochs(trace.iter_blocks(wanted, num_slots=num_slots, min_rows=min_rows), interval):
+            batch = Epoch(epoch, interval, slots, trace.card.complete_blocks)
             first = batch.first_step if first is None else first
             for player in due:
                 player.play(batch, counted=batch.first_step >= first + warm_steps)
@@ -110,102 +108,6 @@ def _recorded_steps(trace: Trace) -> tuple[IntArray, IntArray, IntArray] | None:
     frame = frame.sort("step")
     step, reqs, tokens = (frame[name].to_numpy().astype(np.int64) for name in ("step", "num_reqs", "num_target_tokens"))
     return step, reqs, tokens
-
-
-def _epochs(pieces: Iterable[Blocks], interval: int) -> Iterator[Blocks]:
-    """Cut a stream of blocks at every `interval` steps, counted from step 0."""
-    held: list[Blocks] = []
-    held_epoch = -1
-    for piece in pieces:
-        assert piece.step is not None
-        epoch = piece.step // interval
-        cuts = [0, *(np.flatnonzero(np.diff(epoch)) + 1).tolist(), len(piece)]
-        for start, stop in pairwise(cuts):
-            if held and epoch[start] != held_epoch:
-                yield _joined(held)
-                held = []
-            held_epoch = int(epoch[start])
-            held.append(_rows(piece, slice(start, stop)))
-    if held:
-        yield _joined(held)
-
-
-def _rows(blocks: Blocks, rows: slice) -> Blocks:
-    values: dict[str, Any] = {}
-    for item in fields(Blocks):
-        value = getattr(blocks, item.name)
-        if item.name == "features":
-            values[item.name] = {name: array[:, rows] for name, array in value.items()}
-        else:
-            values[item.name] = None if value is None else value[rows]
-    return Blocks(**values)
-
-
-def _joined(parts: Sequence[Blocks]) -> Blocks:
-    if len(parts) == 1:
-        return parts[0]
-    values: dict[str, Any] = {}
-    for item in fields(Blocks):
-        columns = [getattr(part, item.name) for part in parts]
-        if item.name == "features":
-            values[item.name] = {name: np.concatenate([c[name] for c in columns], axis=1) for name in columns[0]}
-        else:
-            values[item.name] = None if columns[0] is None else np.concatenate(columns)
-    return Blocks(**values)
-
-
-class _Epoch:
-    """The blocks between two refits, and where each sits in the `[steps, reqs]` grid."""
-
-    def __init__(self, blocks: Blocks, interval: int, num_slots: int, complete: bool):
-        assert blocks.step is not None
-        self.blocks = blocks
-        self.index = int(blocks.step[0] // interval)
-        self.first_step = self.index * interval
-        self.starts = np.concatenate(([0], np.flatnonzero(np.diff(blocks.step)) + 1, [len(blocks)]))
-        starts, counts = self.starts[:-1], np.diff(self.starts)
-        self.steps = blocks.step[starts]
-        self.counts = counts
-        self.width = int(counts.max())
-        self.regular = bool((counts == self.width).all())
-        offset = np.arange(len(counts)) * self.width - starts
-        self.cell = np.arange(len(blocks)) + np.repeat(offset, counts)
-        order = _stable_order(blocks.request)
-        same = blocks.request[order[1:]] == blocks.request[order[:-1]]
-        self.previous = np.full(len(blocks), -1)
-        self.previous[order[1:][same]] = order[:-1][same]
-        last = np.ones(len(blocks), dtype=bool)
-        last[order[:-1][same]] = False
-        self.last = np.flatnonzero(last)
-        slot = np.arange(num_slots)[:, None]
-        self.reached = (slot <= blocks.num_accepted) & (slot < blocks.num_admitted)
-        self.accepted = slot < blocks.num_accepted
-        self.features = blocks.features
-        self.charged = blocks.num_admitted
-        if not complete:
-            # Nothing was trimmed from these blocks: the rest of their K slots lies past the end of an output.
-            self.charged = np.where(blocks.num_admitted == blocks.num_drafted, num_slots, blocks.num_admitted)
-            recorded = slot < blocks.num_drafted
-            self.features = {name: fill_missing(array, recorded) for name, array in blocks.features.items()}
-
-    def grid(self, column: np.ndarray) -> np.ndarray:
-        """Lay out rows `[..., n]` as `[..., steps, reqs]`, with 0 in empty places."""
-        shape = (*column.shape[:-1], len(self.steps), self.width)
-        if self.regular:
-            return column.reshape(shape)
-        out = np.zeros((*column.shape[:-1], len(self.steps) * self.width), dtype=column.dtype)
-        out[..., self.cell] = column
-        return out.reshape(shape)
-
-    def rows(self, grid: IntArray) -> IntArray:
-        """The inverse of `grid` for `[steps, reqs]`."""
-        return grid.reshape(-1) if self.regular else grid.reshape(-1)[self.cell]
-
-
-def _stable_order(key: IntArray) -> IntArray:
-    """Sort stably; a narrow range goes through NumPy's radix sort, which takes 16 bits only."""
-    shifted = key - key.min()
-    return np.argsort(shifted.astype(np.uint16) if shifted.max() < 1 << 16 else shifted, kind="stable")
 
 
 class _Player:
@@ -239,7 +141,7 @@ class _Player:
         units = int(unit.max()) + 1
         self.sums = np.zeros((7, units))
 
-    def play(self, epoch: _Epoch, *, counted: bool) -> None:
+    def play(self, epoch: Epoch, *, counted: bool) -> None:
         blocks = epoch.blocks
         confidence, sizing = self._confidences(epoch)
         available = np.minimum(epoch.charged, self.depth)
@@ -279,7 +181,7 @@ class _Player:
             added = np.bincount(unit, column)
             total[first : first + len(added)] += added
 
-    def _confidences(self, epoch: _Epoch) -> tuple[F32Array, F32Array]:
+    def _confidences(self, epoch: Epoch) -> tuple[F32Array, F32Array]:
         blocks = epoch.blocks
         if self.estimator is None or self.state is None or self.seen is None or blocks.step is None:
             unread = np.broadcast_to(np.float32(1), (self.num_slots, len(blocks)))
@@ -316,20 +218,18 @@ class _Player:
         self.seen_step[last] = blocks.step[epoch.last]
         return confidence, sizing
 
-    def _features(self, epoch: _Epoch) -> dict[str, F32Array]:
+    def _features(self, epoch: Epoch) -> dict[str, F32Array]:
         assert self.estimator is not None
         label = epoch.accepted.astype(np.float32)
         return {name: label if name == "label" else epoch.features[name] for name in self.estimator.features}
 
-    def _catch_up(self, epoch: _Epoch) -> None:
+    def _catch_up(self, epoch: Epoch) -> None:
         """Steps without any draft count towards the next refit as well."""
         while self.estimator and self.state and self.next_epoch is not None and self.next_epoch < epoch.index:
             self.state = advance(self.estimator, self.state, None, self.interval)
             self.next_epoch += 1
 
-    def _learn(
-        self, epoch: _Epoch, confidence: F32Array, admitted: IntArray, accepted: IntArray, counted: bool
-    ) -> None:
+    def _learn(self, epoch: Epoch, confidence: F32Array, admitted: IntArray, accepted: IntArray, counted: bool) -> None:
         if self.estimator is None or self.state is None or self.calibration is None:
             return
         if counted:
@@ -340,7 +240,7 @@ class _Player:
         self.state = advance(self.estimator, self.state, seen, self.interval)
         self.next_epoch = epoch.index + 1
 
-    def _batch_sizes(self, epoch: _Epoch) -> tuple[IntArray, IntArray]:
+    def _batch_sizes(self, epoch: Epoch) -> tuple[IntArray, IntArray]:
         if self.recorded is None:
             return epoch.counts, epoch.counts
         step, reqs, tokens = self.recorded

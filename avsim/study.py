@@ -112,18 +112,7 @@ class Study:
         log: bool = False,
     ) -> ClosedLoopResult:
         seeds = [[self.config.seed, part, concurrency, run] for run in runs or range(len(samples))]
-        sequences = request_sequences(samples, 8 * concurrency, seeds)
-        return simulate(
-            self.pool,
-            arm,
-            sequences,
-            concurrency,
-            self.truth,
-            belief=self.belief,
-            states=states,
-            max_total_logits=self.logits,
-            log=log,
-        )
+        return self._serve(arm, request_sequences(samples, 8 * concurrency, seeds), concurrency, states=states, log=log)
 
     def _warm(self, arm: Arm, part: int, concurrency: int) -> list[EstimatorState] | None:
         """Let the estimator serve the part's requests, in another order, until it has refitted `warm_refits` times."""
@@ -135,17 +124,30 @@ class Study:
         samples = self.samples(part)
         seeds = [[self.config.seed, _WARM, part, concurrency, run] for run in range(len(samples))]
         sequences = request_sequences(samples, minimum, seeds)
-        result = simulate(
+        return self._serve(arm, sequences, concurrency, max_steps=steps).states
+
+    def _serve(
+        self,
+        arm: Arm,
+        sequences: IntArray,
+        concurrency: int,
+        *,
+        states: list[EstimatorState] | None = None,
+        max_steps: int | None = None,
+        log: bool = False,
+    ) -> ClosedLoopResult:
+        return simulate(
             self.pool,
             arm,
             sequences,
             concurrency,
             self.truth,
             belief=self.belief,
+            states=states,
             max_total_logits=self.logits,
-            max_steps=steps,
+            max_steps=max_steps,
+            log=log,
         )
-        return result.states
 
     def _details(
         self,

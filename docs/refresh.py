@@ -60,7 +60,7 @@ def demo() -> str:
             best = "" if hindsight is None else f"{(hindsight - 1) * 100:+.1f} %"
             lines.append(
                 f"| {load['concurrency']} | {verdict['against']} | {change:+.1f} % | {low:+.1f} … {high:+.1f} % "
-                f"| {best} | {f'{margin:.2f} ms/step' if margin > 0 else 'slower'} | {verdict['word']} |"
+                f"| {best} | {f'{margin:.2f} ms/step' if margin >= 0 else 'slower'} | {verdict['word']} |"
             )
     return "\n".join(lines)
 

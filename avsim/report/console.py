@@ -87,7 +87,7 @@ def verdict_text(verdict: Verdict) -> tuple[str, str, str]:
     return (
         f"{verdict.change_pct:+.1f} %",
         f"{low:+.1f} … {high:+.1f} %",
-        f"{verdict.break_even_overhead_ms:.2f} ms/step" if verdict.break_even_overhead_ms > 0 else "slower",
+        f"{verdict.break_even_overhead_ms:.2f} ms/step" if verdict.break_even_overhead_ms >= 0 else "slower",
     )
 
 

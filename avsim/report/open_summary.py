@@ -13,7 +13,15 @@ from avsim.config import ReplayConfig
 from avsim.costs.base import CostModel
 from avsim.metrics.verdict import judge, with_overhead
 from avsim.replay import OpenLoopResult
-from avsim.report.summary import check_match, exactness_notes, headline, overhead_note, trace_facts, with_regret
+from avsim.report.summary import (
+    check_match,
+    choice_notes,
+    exactness_notes,
+    headline,
+    overhead_note,
+    trace_facts,
+    with_regret,
+)
 from avsim.simulate import Totals
 from avsim.sources.base import Trace
 from avsim.study import NamedArm, pick_totals
@@ -127,9 +135,9 @@ def _notes(trace: Trace, config: ReplayConfig, truth: CostModel, arms: Sequence[
     notes = [
         "APPROXIMATE (open loop): the batches stay as recorded, so a policy's own effect on later batches is missing.",
         f"Intervals: 95 %, from {config.bootstrap} resamples of {num_units} distinct source requests at fixed batches.",
-        "Best fixed K is chosen on one half of the requests and compared on the other.",
         "Prompts cost nothing unless the trace's steps record their tokens.",
     ]
+    notes += choice_notes([item.arm.policy for item in arms], trace)
     if card.adaptive_verification:
         notes.append(
             "CENSORED: the trace was recorded with adaptive verification on; slots that were trimmed then have no "

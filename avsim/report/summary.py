@@ -12,6 +12,7 @@ from avsim.config import ReplayConfig
 from avsim.costs.base import CostModel
 from avsim.errors import InputError
 from avsim.metrics.verdict import MIN_SOURCES, PUBLISHED_OVERHEAD_MS, Verdict
+from avsim.policies import FixedDepth, Policy
 from avsim.simulate import Arm
 from avsim.sources.base import Trace
 from avsim.study import ArmAtLoad, NamedArm, verdicts_at_load
@@ -19,6 +20,7 @@ from avsim.workload import Pool, split_units
 
 __all__ = [
     "check_match",
+    "choice_notes",
     "closed_summary",
     "exactness_notes",
     "headline",
@@ -142,8 +144,8 @@ def _notes(
         "Prompts cost nothing here: no prefill, no TTFT.",
         f"Intervals: 95 %, from {config.bootstrap} re-simulations on resampled source requests ({pool.num_units} "
         f"distinct of {len(pool.start)}); below {MIN_SOURCES} distinct requests no verdict is given.",
-        "Best fixed K is chosen on one half of the requests and compared on the other.",
     ]
+    notes += choice_notes([arm.policy for arm in arms], trace)
     readers = [arm for arm in arms if arm.policy.uses_confidence]
     if readers:
         notes.append(
@@ -184,6 +186,19 @@ def _notes(
             "Sampled drafts below 8 requests: stale sizing sees recorded drafts behind trimmed slots, which know the "
             "future output; throughput is biased upward (about 2 % at 1 request in a toy engine)."
         )
+    return notes
+
+
+def choice_notes(chosen: Sequence[Policy], trace: Trace) -> list[str]:
+    """Say among which depths the best was sought, and whether requests of different temperatures were pooled."""
+    depths = [policy.k for policy in chosen if isinstance(policy, FixedDepth)]
+    notes = []
+    if depths:
+        among = ", ".join(map(str, sorted(depths)))
+        notes.append(f"Best fixed K is chosen among {among} on one half of the requests, and compared on the other.")
+    temperatures = sorted(trace.requests["temperature"].unique().to_list())
+    if len(temperatures) > 1:
+        notes.append(f"MIXED TEMPERATURES: requests at {', '.join(f'{t:g}' for t in temperatures)} are pooled.")
     return notes
 
 
