@@ -42,14 +42,19 @@ def _throughput_table(summary: dict[str, Any]) -> Table:
     table = Table(title="Throughput, tokens/s (simulated)", title_justify="left")
     table.add_column("concurrent requests")
     for arm in summary["loads"][0]["arms"]:
-        table.add_column(arm["policy"] + ("*" if arm["unattainable"] else ""), justify="right")
+        name = arm["policy"] + ("*" if arm["unattainable"] else "")
+        table.add_column(name, justify="right")
+        if arm.get("throughput_cold_start_tok_s") is not None:
+            table.add_column(f"{name}, cold start", justify="right")
     for load in summary["loads"]:
         name = str(load["concurrency"]) if closed else f"as recorded (mean {load['mean_num_reqs']:.1f})"
         best = max(a["throughput_tok_s"] for a in load["arms"] if not a["unattainable"])
-        cells = [
-            Text(f"{a['throughput_tok_s']:,.0f}", style="bold" if a["throughput_tok_s"] == best else "")
-            for a in load["arms"]
-        ]
+        cells = []
+        for arm in load["arms"]:
+            rate, cold = arm["throughput_tok_s"], arm.get("throughput_cold_start_tok_s")
+            cells.append(Text(f"{rate:,.0f}", style="bold" if rate == best else ""))
+            if cold is not None:
+                cells.append(Text(f"{cold:,.0f}"))
         table.add_row(name, *cells)
     table.caption = "* a bound that no engine can reach; bold: the best of the others"
     table.caption_justify = "left"
