@@ -18,6 +18,7 @@ app = typer.Typer(
     name="avsim",
     help="Predict what adaptive verification would save, from recorded speculative-decoding traces.",
     no_args_is_help=True,
+    add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},

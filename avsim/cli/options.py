@@ -49,7 +49,7 @@ def progress_bar(title: str) -> Iterator[Callable[[int, int, str], None]]:
         return
     columns = (
         TextColumn("{task.description}"), BarColumn(), TextColumn("{task.completed}/{task.total}"),
-        TimeElapsedColumn(), TextColumn("eta"), TimeRemainingColumn(), TextColumn("{task.fields[what]}"),
+        TimeElapsedColumn(), TextColumn("eta"), TimeRemainingColumn(), TextColumn("{task.fields[what]}", markup=False),
     )  # fmt: skip
     with Progress(*columns, console=console, transient=True) as bar:
         task = bar.add_task(title, total=None, what="")

@@ -172,7 +172,7 @@ def _print_info(trace: Trace, summary: TraceSummary) -> None:
     if trace.card.notes:
         console.print(f"{'notes':<24}{trace.card.notes}", markup=False, soft_wrap=True)
     if summary.path is None:
-        console.print(_table("The blocks that the engine ran", summary.rows))
+        console.print(_table("The blocks of the trace", summary.rows))
         return
     console.print(_table("Dense rows: a block at every output position; they overweight easy positions", summary.rows))
     console.print(_table("Walked path from position 0: the blocks that a run visits", summary.path))

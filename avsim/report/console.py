@@ -19,9 +19,12 @@ _STYLE = {"gain": "green", "loss": "red", "gain withheld": "yellow"}
 
 
 def console() -> Console:
-    """Return the console that results go to; wide when nobody watches, so that files are not wrapped."""
-    out = Console(highlight=False)
-    return out if out.is_terminal else Console(highlight=False, width=160)
+    """Return the console that results go to; wide when nobody watches, so that files are not wrapped.
+
+    Square brackets are text: names and notes come from data.
+    """
+    out = Console(highlight=False, markup=False)
+    return out if out.is_terminal else Console(highlight=False, markup=False, width=160)
 
 
 def print_replay(summary: dict[str, Any]) -> None:

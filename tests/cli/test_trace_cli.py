@@ -59,7 +59,7 @@ def test_synth_validate_info(tmp_path: Path) -> None:
     summary = json.loads(run("info", out, "--json"))["summary"]
     assert summary["path"] is None
     assert summary["rows"]["num_blocks"] > 0
-    assert "The blocks that the engine ran" in run("info", out)
+    assert "The blocks of the trace" in run("info", out)
     assert "the trace exists" in refused("synth", out)
     card = json.loads(run("synth", out, "--overwrite", "--json", "--k", "3", "--seed", "5"))["card"]
     assert (card["kind"], card["num_speculative_tokens"], card["seed"]) == ("dense", 3, 5)

@@ -87,8 +87,10 @@ def test_listings_name_what_is_installed(capsys: pytest.CaptureFixture[str]) -> 
     assert {row["name"] for row in rows["policies"]} >= {"none", "fixed", "adaptive", "prefix-scheduler", "oracle"}
     assert len(rows["traces"]) == 3
     print_rows(rows["estimators"])
+    print_rows(rows["policies"])
     print_rows([])
     out = capsys.readouterr().out
+    assert "E[tokens]" in out  # square brackets are text, not markup
     assert "online-logistic" in out
     assert "nothing found" in out
 
