@@ -19,8 +19,9 @@ def sigmoid(x: NDArray[np.floating]) -> F32Array:
     >>> sigmoid(np.array([-1000.0, 0.0, 1000.0])).tolist()
     [0.0, 0.5, 1.0]
     """
+    out: F32Array = np.negative(x, dtype=np.float32)
     with np.errstate(over="ignore"):  # e^−x overflows to inf for very negative x, and 1 / inf is the right 0
-        out = np.exp(-np.asarray(x, dtype=np.float32))
+        np.exp(out, out=out)
     out += np.float32(1)
     return np.reciprocal(out, out=out)
 

@@ -23,6 +23,7 @@ __all__ = [
     "IntArray",
     "Observations",
     "observe",
+    "picked_slots",
     "slot_sums",
 ]
 
@@ -110,6 +111,18 @@ def observe(
     if unfit is not None:
         observed &= ~unfit
     return observed, slot < taken
+
+
+def picked_slots(mask: BoolArray) -> tuple[IntArray, IntArray]:
+    """Return the flat indices of the True cells of `[K, n]`, slot after slot, and how many each slot has, `[K]`.
+
+    >>> picked, counts = picked_slots(np.array([[True, False], [True, True]]))
+    >>> picked.tolist(), counts.tolist()
+    ([0, 2, 3], [1, 2])
+    """
+    picked = np.flatnonzero(mask)
+    bounds = np.searchsorted(picked, np.arange(len(mask) + 1) * mask.shape[1])
+    return picked, np.diff(bounds)
 
 
 def slot_sums(values: NDArray[Any], counts: IntArray) -> F64Array:

@@ -11,7 +11,7 @@ import numpy as np
 from avsim.errors import InputError
 from avsim.estimators.base import Arrays, Estimator
 from avsim.features import sigmoid
-from avsim.types import BoolArray, F32Array, Features, IntArray, Observations, slot_sums
+from avsim.types import BoolArray, F32Array, Features, IntArray, Observations, picked_slots, slot_sums
 
 __all__ = ["OnlineLogistic"]
 
@@ -84,8 +84,7 @@ class OnlineLogistic(Estimator):
         if self.sums == "float32":
             return _kernel_sums(stats, observations.step_starts, f, p, observed, observations.accepted)
         # Few slots carry a label, and one without may hold a NaN feature: only the labelled ones are touched.
-        picked = np.flatnonzero(observed)
-        counts = np.count_nonzero(observed, axis=1)
+        picked, counts = picked_slots(observed)
         f, p = f.ravel().take(picked), p.ravel().take(picked)
         terms = np.empty((5, len(picked)), dtype=np.float32)
         a, b, c, g0, g1 = terms

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import ndtr
 
-from avsim.types import BoolArray, F32Array, F64Array, IntArray, slot_sums
+from avsim.types import BoolArray, F32Array, F64Array, IntArray, picked_slots, slot_sums
 
 __all__ = ["Calibration", "debiased_ece", "equal_mass_bins"]
 
@@ -40,11 +40,9 @@ class Calibration:
 
     def add(self, confidence: F32Array, accepted: BoolArray, scored: BoolArray) -> None:
         """Score some slots, all arrays `[K, n]`; only those where `scored`."""
-        picked = np.flatnonzero(scored)
-        counts = np.count_nonzero(scored, axis=1)
+        picked, counts = picked_slots(scored)
         p, label = confidence.ravel().take(picked), accepted.ravel().take(picked)
-        cell = (p * np.float32(_BINS)).astype(np.int32)
-        np.minimum(cell, _BINS - 1, out=cell)
+        cell = (p * np.float32(_BINS - 1e-3)).astype(np.int32)  # p = 1 belongs to the last cell
         cell += label * np.int32(_BINS)
         cell += np.repeat(np.arange(self.num_slots, dtype=np.int32) * (2 * _BINS), counts)
         self._cells.append(cell)
