@@ -138,6 +138,17 @@ def check_request_permutation(policy: Policy) -> None:
         assert np.array_equal(got, expected), "a request's share depends on where it stands in the batch"
 
 
+def check_declared_separable(policy: Policy) -> None:
+    """A policy that calls itself separable decides each request as if it were alone in the batch."""
+    if not policy.separable:
+        return
+    for batch in random_batches(policy):
+        together = policy.admit(batch)
+        for request in range(together.shape[1]):
+            alone = policy.admit(_pick(batch, np.array([request]), axis="request"))[:, 0]
+            assert np.array_equal(alone, together[:, request]), "a separable policy decides a request by the others"
+
+
 def check_logit_limit(policy: Policy) -> None:
     """All admitted slots and one bonus token a request fit into `max_total_logits`, as far as drafts can help it."""
     for limit in (0, 1, 5, 9, 14):
@@ -246,5 +257,6 @@ POLICY_CHECKS = (
     check_below_oracle,
     check_declared_truth,
     check_declared_confidence,
+    check_declared_separable,
     check_lossy,
 )

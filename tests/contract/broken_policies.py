@@ -154,6 +154,15 @@ class PeeksAtVerdict(Adaptive):
 
 
 @dataclass(frozen=True)
+class CallsItselfSeparable(Adaptive):
+    """Ranks slots across requests, and says that it does not."""
+
+    @property
+    def separable(self):
+        return True
+
+
+@dataclass(frozen=True)
 class HidesConfidence(Adaptive):
     """Reads confidences without saying so."""
 

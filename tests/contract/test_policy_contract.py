@@ -24,6 +24,7 @@ CASES = [
 
 UNREPEATABLE = {
     "check_admit_is_pure",
+    "check_declared_separable",
     "check_undrafted_slots",
     "check_matches_reference",
     "check_ties",
@@ -53,6 +54,7 @@ BROKEN = [
     (broken.ForgetsLogitLimit(), {"check_logit_limit", "check_matches_reference"}),
     (broken.PeeksAtVerdict(), {"check_declared_truth"}),
     (broken.HidesConfidence(), {"check_declared_confidence"}),
+    (broken.CallsItselfSeparable(), {"check_declared_separable"}),
     (broken.Alternates(3), UNREPEATABLE),
     (broken.LossyFlag(), {"check_lossy"}),
     (broken.SilentOracle(), {"check_lossy"}),
