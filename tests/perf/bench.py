@@ -136,9 +136,9 @@ def measure() -> list[dict[str, str | float | None]]:
     rows.append({"what": "yardstick: np.sort + np.exp", "M slot events/s": yardstick_events_per_s() / 1e6})
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        small, large = (write_synthetic(folder / str(n), law(n)) for n in (512, 5120))
-        add("load log-odds, with every check", loading(large))
-        add("open loop, adaptive + online-logistic, all metrics", open_loop(large))
+        small, large = (write_synthetic(folder / str(n), law(n)) for n in (5120, 51200))
+        add("load log-odds, with every check", loading(small))
+        add("open loop, adaptive + online-logistic, all metrics", open_loop(small))
         dense = SyntheticLaw(kind="dense", num_requests=128, output_len=128, request_sd=0.5)
         pool = Pool.from_trace(write_synthetic(folder / "dense", dense), ["log_odds", "label"])
         for runs in (1, 8, 40):
