@@ -10,6 +10,7 @@ import numpy as np
 
 from avsim import policies, registry
 from avsim.costs.base import CostModel
+from avsim.costs.linear import step_counter
 from avsim.errors import InputError
 from avsim.estimators.base import Estimator, advance
 from avsim.metrics.calibration import ECE_BINS, Calibration
@@ -18,6 +19,7 @@ from avsim.policies.budget import survival
 from avsim.simulate import Arm, simulate
 from avsim.sources.base import Trace
 from avsim.types import BoolArray, F32Array, F64Array, IntArray, Observations, observe
+from avsim.what_if import check_match
 from avsim.workload import Pool, request_sequences
 
 __all__ = ["Score", "compare", "score_path", "walk"]
@@ -54,8 +56,9 @@ def compare(
     trace: Trace,
     estimators: Sequence[Estimator],
     *,
-    cost: CostModel,
     admission: Arm | None = None,
+    cost: CostModel | None = None,
+    what_if: bool = False,
     concurrency: int = 8,
     num_slots: int | None = None,
     bootstrap: int = 1000,
@@ -69,8 +72,9 @@ def compare(
     Args:
         trace: a dense trace.
         estimators: the first is the reference of the paired differences.
-        cost: the step costs that an adaptive admission reads.
         admission: whose path it is; None verifies everything.
+        cost: the step costs that a ranking admission reads; not needed for one that is separable.
+        what_if: allow step costs of another model than the trace's.
         concurrency: requests in a step, which fixes how many blocks lie between two refits.
         bootstrap: resamples of source requests for the intervals.
 
@@ -78,13 +82,20 @@ def compare(
         A JSON-ready document with one row per estimator.
 
     Raises:
-        InputError: the trace is not dense or lacks a feature, or no estimator is named.
+        InputError: the trace is not dense or lacks a feature, no estimator is named, or the step costs are missing or
+            of another model.
     """
     if not estimators:
         raise InputError("name at least one estimator")
+    arm = admission or Arm(policies.FixedDepth(num_slots or trace.card.num_speculative_tokens))
+    ranks = not arm.policy.separable
+    if ranks and cost is None:
+        raise InputError(f"admission {arm.policy.name} needs step costs: pass --cost (see `avsim list costs`)")
+    clock = cost if ranks and cost is not None else step_counter()
+    foreign = ranks and check_match(trace, clock, what_if)
     readers = [*estimators, *([admission.estimator] if admission and admission.estimator else [])]
     pool = Pool.from_trace(trace, sorted({name for e in readers for name in e.features}), num_slots=num_slots)
-    path = walk(pool, admission or Arm(policies.FixedDepth(pool.num_slots)), concurrency, cost, seed)
+    path = walk(pool, arm, concurrency, clock, seed)
     scores = [score_path(estimator, pool, path) for estimator in estimators]
     rng = np.random.default_rng([seed, 0xC0])
     units = len(scores[0].loss_by_unit)
@@ -96,6 +107,8 @@ def compare(
         "num_speculative_tokens": pool.num_slots,
         "concurrency": concurrency,
         "admission": "full" if admission is None else registry.format_spec(admission.policy),
+        "cost": clock.card.name if ranks else None,
+        "what_if": foreign,
         "steps": len(path.ms),
         "num_sources": units,
         "ece_bins": ECE_BINS,

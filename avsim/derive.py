@@ -9,8 +9,7 @@ import numpy as np
 import polars as pl
 
 from avsim import registry
-from avsim.costs.base import CostCard
-from avsim.costs.linear import LinearCost
+from avsim.costs.linear import step_counter
 from avsim.errors import InputError
 from avsim.metrics.savings import flatten_log
 from avsim.policies import FixedDepth
@@ -38,8 +37,7 @@ def derive_on_policy(
     num_slots = policy.depth(trace.card.num_speculative_tokens)
     pool = Pool.from_trace(trace)
     order = request_sequences([np.arange(len(pool.start))], 1, [[seed]])
-    clock = LinearCost(fixed_ms=1.0, per_token_us=0.0, card=CostCard("steps", "", "", "synthetic", "counts steps"))
-    log = simulate(pool, Arm(policy), order, concurrency, clock, log=True).log
+    log = simulate(pool, Arm(policy), order, concurrency, step_counter(), log=True).log
     assert log is not None
     walk = flatten_log(log)
     step = np.repeat(np.arange(len(walk.ms)), walk.num_reqs)

@@ -15,9 +15,10 @@ from avsim.errors import InputError
 from avsim.manifest import check_hashes, json_text, make_manifest, sha256_json, write_folder
 from avsim.replay import replay
 from avsim.report.open_summary import open_summary
-from avsim.report.summary import check_match, closed_summary
+from avsim.report.summary import closed_summary
 from avsim.sources import open_trace, validate_trace
 from avsim.study import build_arms, max_total_logits, run_closed
+from avsim.what_if import check_match
 
 __all__ = ["ReplayRun", "run_replay", "write_run"]
 

@@ -43,7 +43,7 @@ def demo() -> str:
     lines = [
         f"**{summary['headline']}**",
         "",
-        "Throughput, tokens/s (simulated; * a bound that no engine can reach):",
+        "Throughput, tokens/s (simulated; * reads the verdict, so no engine can run it):",
         "",
     ]
     lines += ["| concurrent requests | " + " | ".join(arms) + " |", "|---" * (len(arms) + 1) + "|"]

@@ -20,9 +20,8 @@ def compare(
     admission_estimator: Annotated[
         str, typer.Option(help="The estimator that an adaptive admission reads.")
     ] = "online-logistic",
-    cost: Annotated[str, typer.Option(help="Step costs that an adaptive admission reads.")] = (
-        "deepseek-v4-flash-tp4-b300"
-    ),
+    cost: Annotated[str | None, typer.Option(help="Step costs that an adaptive admission reads.")] = None,
+    what_if: Annotated[bool, typer.Option("--what-if", help="Allow step costs of another model.")] = False,
     concurrency: Annotated[int, typer.Option(help="Requests served at once.", min=1)] = 8,
     k: Annotated[int | None, typer.Option("--k", help="Truncate the traces' K.")] = None,
     bootstrap: Annotated[int, typer.Option(help="Resamples for the intervals.", min=100)] = 1000,
@@ -42,7 +41,7 @@ def compare(
     from avsim.simulate import Arm
     from avsim.sources import open_trace
 
-    model = load(cost)
+    model = None if cost is None else load(cost)
     arm = None
     if admission != "full":
         policy = policies.make(admission)
@@ -63,8 +62,9 @@ def compare(
                 run(
                     trace,
                     chosen,
-                    cost=model,
                     admission=arm,
+                    cost=model,
+                    what_if=what_if,
                     concurrency=concurrency,
                     num_slots=k,
                     bootstrap=bootstrap,

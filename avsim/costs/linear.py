@@ -7,11 +7,11 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from avsim.costs.base import CostModel, StepShape
+from avsim.costs.base import CostCard, CostModel, StepShape
 from avsim.errors import InputError
 from avsim.types import F64Array
 
-__all__ = ["LinearCost"]
+__all__ = ["LinearCost", "step_counter"]
 
 _TERMS = (
     "fixed_ms",
@@ -79,3 +79,8 @@ class LinearCost(CostModel):
         """Build from the JSON form; raises KeyError, TypeError or ValueError where it is malformed."""
         terms = {term: float(data[term]) for term in _TERMS if term in data}
         return cls(**terms, overhead_ms=float(data.get("overhead_ms", 0.0)), card=card)
+
+
+def step_counter() -> LinearCost:
+    """Return a clock of 1 ms a step, for walks in which no decision depends on a cost."""
+    return LinearCost(fixed_ms=1.0, per_token_us=0.0, card=CostCard("steps", "", "", "synthetic", "counts steps"))

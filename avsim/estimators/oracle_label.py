@@ -1,4 +1,4 @@
-"""The bound that knows the verdict: p = 1 where the target will accept, else 0."""
+"""The estimator that knows the verdict: p = 1 where the target will accept, else 0."""
 
 from __future__ import annotations
 
@@ -13,7 +13,10 @@ __all__ = ["OracleLabel"]
 
 @dataclass(frozen=True)
 class OracleLabel(Estimator):
-    """p_k = 1 if slot k will be accepted, else 0: the most that any confidence could give, and unattainable.
+    """p_k = 1 if slot k will be accepted, else 0: the best scores that confidences can have, and unattainable.
+
+    It bounds scores, not throughput: a budget sized on the labels of the block before (lag 1) can do worse than one
+    sized on good probabilities. The bound on a step's decision is the policy `oracle`.
 
     It reads the column `label`, which the replay makes from the trace (1 where k < A at full admission), so it
     depends on the drawn tokens and is lossy with sampled drafts.

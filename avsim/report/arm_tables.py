@@ -18,7 +18,7 @@ _WORDS = {
     "not distinguishable": ("○ not distinguishable", "none"),
     "not enough requests": ("? not enough requests", "none"),
 }
-_BOUND_NOTE = " * marks a bound that no engine can reach; it is never the best."
+_BOUND_NOTE = " * reads the verdict, so no engine can run it; it is never called the best."
 _MOST_VALUES = 24
 
 

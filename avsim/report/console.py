@@ -59,7 +59,7 @@ def _throughput_table(summary: dict[str, Any]) -> Table:
             if cold is not None:
                 cells.append(Text(f"{cold:,.0f}"))
         table.add_row(name, *cells)
-    table.caption = "* a bound that no engine can reach; bold: the best of the others"
+    table.caption = "* reads the verdict, so no engine can run it; bold: the best of the others"
     table.caption_justify = "left"
     return table
 
@@ -143,10 +143,11 @@ def print_rows(rows: Sequence[dict[str, Any]]) -> None:
 def print_comparison(result: dict[str, Any]) -> None:
     """Print the scores of estimators on one trace."""
     out = console()
-    mark = "SYNTHETIC " if result["synthetic"] else ""
+    mark = "WHAT IF: " * result["what_if"] + "SYNTHETIC " * result["synthetic"]
+    costs = f" on step costs {result['cost']}" if result["cost"] else ""
     out.print(
         Text(
-            f"{mark}{result['trace']}: {result['admission']} admission, {result['concurrency']} requests, "
+            f"{mark}{result['trace']}: {result['admission']} admission{costs}, {result['concurrency']} requests, "
             f"{result['steps']} steps, {result['num_sources']} distinct requests",
             style="bold",
         )
@@ -173,7 +174,7 @@ def print_comparison(result: dict[str, Any]) -> None:
         )
     table.caption = (
         f"on reached slots; log-loss in nats; ECE debiased, {result['ece_bins']} equal-mass bins; intervals from "
-        "resampled requests; * a bound that no engine can reach"
+        "resampled requests; * reads the verdict, so no engine can run it"
     )
     table.caption_justify = "left"
     out.print(table)

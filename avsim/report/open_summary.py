@@ -14,7 +14,6 @@ from avsim.costs.base import CostModel
 from avsim.metrics.verdict import judge, with_overhead
 from avsim.replay import OpenLoopResult
 from avsim.report.summary import (
-    check_match,
     choice_notes,
     exactness_notes,
     headline,
@@ -26,6 +25,7 @@ from avsim.simulate import Totals
 from avsim.sources.base import Trace
 from avsim.study import NamedArm, pick_totals
 from avsim.types import F64Array, IntArray
+from avsim.what_if import check_match
 from avsim.workload import split_units
 
 __all__ = ["open_summary"]

@@ -110,7 +110,7 @@ def _interactivity(summary: dict[str, Any], where: str) -> str:
     caption = (
         f"{where} One line per arm across loads; along a thin grey line lie the points of one load (its number of "
         "concurrent requests). Up and to the right is better. Digits are the K of fixed:K; dashed lines with * are "
-        "bounds that no engine can reach. Point values, no intervals. Both axes are logarithmic."
+        "arms that read the verdict, which no engine can run. Point values, no intervals. Both axes are logarithmic."
     )
     return _figure(drawing, "interactivity", "Throughput against interactivity", caption)
 

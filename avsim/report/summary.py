@@ -10,16 +10,15 @@ import numpy as np
 
 from avsim.config import ReplayConfig
 from avsim.costs.base import CostModel
-from avsim.errors import InputError
 from avsim.metrics.verdict import MIN_SOURCES, PUBLISHED_OVERHEAD_MS, Verdict
 from avsim.policies import FixedDepth, Policy
 from avsim.simulate import Arm
 from avsim.sources.base import Trace
 from avsim.study import ArmAtLoad, NamedArm, verdicts_at_load
+from avsim.what_if import check_match
 from avsim.workload import Pool, split_units
 
 __all__ = [
-    "check_match",
     "choice_notes",
     "closed_summary",
     "exactness_notes",
@@ -29,25 +28,6 @@ __all__ = [
     "verdict_lines",
     "with_regret",
 ]
-
-
-def check_match(trace: Trace, model: CostModel, what_if: bool) -> bool:
-    """Return whether the step costs are of another model than the trace's; refuse them unless asked for.
-
-    Raises:
-        InputError: they are, and `what_if` is off.
-    """
-    foreign = _squeezed(model.card.model) != _squeezed(trace.card.target)
-    if foreign and not what_if:
-        raise InputError(
-            f"cost {model.card.name} was measured for {model.card.model}, but {trace.path} was recorded with "
-            f"{trace.card.target}; pass --what-if to combine them all the same"
-        )
-    return foreign
-
-
-def _squeezed(name: str) -> str:
-    return "".join(char for char in name.rsplit("/", 1)[-1].lower() if char.isalnum())
 
 
 def headline(trace: Trace, truth: CostModel, foreign: bool) -> str:

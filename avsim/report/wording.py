@@ -92,7 +92,7 @@ def findings(summary: dict[str, Any]) -> list[tuple[str, str]]:
     unattainable = bounds(summary)
     return [
         (
-            f"{policy}{' (a bound that no engine can reach)' if policy in unattainable else ''}, against "
+            f"{policy}{' (reads the verdict: no engine can run it)' if policy in unattainable else ''}, against "
             f"{_baseline_words(kind)}:",
             _finding(items),
         )

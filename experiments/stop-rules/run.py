@@ -23,7 +23,7 @@ VARIANTS = (
     ("prefix-scheduler, global maximum", {"policies": ("prefix-scheduler:early_stop=false",)}),
     ("adaptive, position-rate", {"estimators": ("position-rate",)}),
     ("adaptive, raw-confidence", {"estimators": ("raw-confidence",)}),
-    ("adaptive, oracle-label (bound)", {"estimators": ("oracle-label",)}),
+    ("adaptive, oracle-label (knows the verdict, sized stale)", {"estimators": ("oracle-label",)}),
 )
 COLUMNS = ("trace", "variant", "concurrency", "change_pct", "low_pct", "high_pct", "verdict", "verified_share_pct")
 

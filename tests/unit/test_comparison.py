@@ -17,7 +17,9 @@ NAMES = ("online-logistic", "position-rate", "raw-confidence", "oracle-label")
 @pytest.mark.parametrize("admission", ["full", "adaptive"])
 def test_every_estimator_is_scored_on_the_same_slots(admission: str, sampled: Trace, b300: CostModel) -> None:
     arm = None if admission == "full" else Arm(policies.make("adaptive"), estimators.make("online-logistic"))
-    result = compare(sampled, [estimators.make(name) for name in NAMES], cost=b300, admission=arm, bootstrap=100)
+    result = compare(
+        sampled, [estimators.make(name) for name in NAMES], admission=arm, cost=b300, what_if=True, bootstrap=100
+    )
     rows = {row["estimator"]: row for row in result["rows"]}
     assert len({row["conditional"]["count"] for row in rows.values()}) == 1
     assert len({row["cumulative"]["count"] for row in rows.values()}) == 1
@@ -29,10 +31,10 @@ def test_every_estimator_is_scored_on_the_same_slots(admission: str, sampled: Tr
     assert not rows["oracle-label"]["attainable"]
 
 
-def test_censored_learning_leaves_deep_slots_to_their_prior(greedy: Trace, b300: CostModel) -> None:
+def test_censored_learning_leaves_deep_slots_to_their_prior(greedy: Trace) -> None:
     """fixed:1 verifies one slot: deeper ones are never labelled, but they are scored."""
     arm = Arm(policies.make("fixed:1"))
-    result = compare(greedy, [estimators.make("position-rate:prior=0.3")], cost=b300, admission=arm, bootstrap=100)
+    result = compare(greedy, [estimators.make("position-rate:prior=0.3")], admission=arm, bootstrap=100)
     slots = result["rows"][0]["conditional"]["slots"]
     assert slots[0]["mean_confidence"] != pytest.approx(0.3, abs=0.01)
     for slot in slots[1:]:
@@ -40,6 +42,18 @@ def test_censored_learning_leaves_deep_slots_to_their_prior(greedy: Trace, b300:
         assert slot["count"] > 0
 
 
-def test_nothing_to_compare_is_named(greedy: Trace, b300: CostModel) -> None:
+def test_a_ranking_admission_needs_step_costs_and_consent_to_foreign_ones(greedy: Trace, b300: CostModel) -> None:
+    ours = estimators.make("online-logistic")
+    arm = Arm(policies.make("adaptive"), ours)
+    with pytest.raises(InputError, match="needs step costs"):
+        compare(greedy, [ours], admission=arm)
+    with pytest.raises(InputError, match="--what-if"):
+        compare(greedy, [ours], admission=arm, cost=b300)
+    result = compare(greedy, [ours], admission=arm, cost=b300, what_if=True, bootstrap=100)
+    assert (result["what_if"], result["cost"]) == (True, "deepseek-v4-flash-tp4-b300")
+    assert compare(greedy, [ours], bootstrap=100)["cost"] is None
+
+
+def test_nothing_to_compare_is_named(greedy: Trace) -> None:
     with pytest.raises(InputError, match="at least one estimator"):
-        compare(greedy, [], cost=b300)
+        compare(greedy, [])

@@ -241,7 +241,7 @@ def test_a_bound_is_called_one_and_is_never_the_best(report: str) -> None:
     summary = closed()
     for item in summary["loads"]:
         item["arms"][-1]["unattainable"] = True
-    assert "a bound that no engine can reach" in findings(summary)[0][0]
+    assert "reads the verdict: no engine can run it" in findings(summary)[0][0]
     assert 'class="best">1,100<' in report
     assert 'class="best">1,500<' not in report
 

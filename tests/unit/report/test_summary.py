@@ -98,8 +98,7 @@ def test_listings_name_what_is_installed(capsys: pytest.CaptureFixture[str]) -> 
 def test_a_comparison_prints_its_reference(greedy: Trace, capsys: pytest.CaptureFixture[str]) -> None:
     from avsim import estimators
     from avsim.comparison import compare
-    from avsim.costs import load
 
     chosen = [estimators.make(name) for name in ("position-rate", "online-logistic")]
-    print_comparison(compare(greedy, chosen, cost=load(FAST.cost), bootstrap=100))
+    print_comparison(compare(greedy, chosen, bootstrap=100))
     assert "change to position-rate" in capsys.readouterr().out
