@@ -20,13 +20,18 @@ demo: $(VENV)/.installed ## the main job on a shipped real trace: table, verdict
 test: $(VENV)/.installed ## all fast tests: no torch
 	$(BIN)/pytest -q
 
-test-live: ## against vLLM's own code under Triton's interpreter, in a virtualenv of its own, cached outside the clone
-	python=$$($(PYTHON) tests/live/setup.py | tail -n 1); \
-	PYTHONPATH=. OMP_NUM_THREADS=1 "$$python" -m pytest tests/live -q \
-	  -o addopts="--strict-markers --strict-config -p no:cacheprovider"
+# Each set of live tests has a virtualenv of its own, cached outside the clone: their requirements conflict.
+LIVE := -o addopts="--strict-markers --strict-config -p no:cacheprovider"
+test-live: ## against vLLM's kernels under Triton's interpreter, then with a real vLLM engine on the CPU
+	python=$$($(PYTHON) -m tests.live.setup | tail -n 1); \
+	PYTHONPATH=. OMP_NUM_THREADS=1 "$$python" -m pytest tests/live -q $(LIVE)
+	python=$$($(PYTHON) -m tests.live_engine.setup | tail -n 1); \
+	PYTHONPATH=. OMP_NUM_THREADS=1 "$$python" -m pytest tests/live_engine -q -s --ignore-glob='*test_v2*' $(LIVE)
+	python=$$($(PYTHON) -m tests.live_engine.setup_v2 | tail -n 1); \
+	PYTHONPATH=. OMP_NUM_THREADS=1 "$$python" -m pytest tests/live_engine/test_v2*.py -q $(LIVE)
 
 goldens: ## write tests/golden/vllm anew from vLLM's own code
-	python=$$($(PYTHON) tests/live/setup.py | tail -n 1); PYTHONPATH=. "$$python" tests/live/make_goldens.py
+	python=$$($(PYTHON) -m tests.live.setup | tail -n 1); PYTHONPATH=. "$$python" tests/live/make_goldens.py
 
 bench: $(VENV)/.installed ## speeds, as ratios to a NumPy sort and exponential in the same run
 	$(BIN)/python -m tests.perf.bench

@@ -30,6 +30,8 @@ def _scaled(logits: NDArray[np.floating], temperature: NDArray[np.floating] | fl
     scale = np.asarray(temperature, dtype=np.float32)
     scale = np.where(scale > 0, scale, np.float32(1))
     rows = np.asarray(logits, dtype=np.float32)
+    if (scale == 1).all():
+        return rows
     return rows / (scale[:, None] if scale.ndim else scale)
 
 
@@ -54,12 +56,15 @@ def log_odds_f32(logits: NDArray[np.floating], temperature: NDArray[np.floating]
     z = _scaled(logits, temperature)
     rows, vocab = z.shape
     blocks = -(-vocab // _VOCAB_BLOCK)
-    padded = np.full((rows, blocks * _VOCAB_BLOCK), -np.inf, dtype=np.float32)
-    padded[:, :vocab] = z
+    padded = z
+    if vocab < blocks * _VOCAB_BLOCK:
+        padded = np.full((rows, blocks * _VOCAB_BLOCK), -np.inf, dtype=np.float32)
+        padded[:, :vocab] = z
     padded = padded.reshape(rows, blocks, _VOCAB_BLOCK)
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
         maxima = padded.max(axis=2)
-        sums = np.exp(padded - maxima[:, :, None]).sum(axis=2)
+        weights = padded - maxima[:, :, None]
+        sums = np.exp(weights, out=weights).sum(axis=2)
         sums = np.where(maxima > -np.inf, sums, np.where(np.isnan(maxima), maxima, np.float32(0)))
         top = maxima.max(axis=1)
         width = 1 << (blocks - 1).bit_length()
@@ -78,7 +83,7 @@ def log_odds(logits: NDArray[np.floating], temperature: NDArray[np.floating] | f
     >>> log_odds(np.array([[30.0, 0.0]])).tolist()
     [30.0]
     """
-    z = _scaled(logits, temperature).astype(np.float64)
+    z = _scaled(logits, temperature).astype(np.float64)  # a copy, changed below
     rows = np.arange(len(z))
     best = z.argmax(axis=1)
     top = z[rows, best]

@@ -18,8 +18,8 @@ README = ROOT / "README.md"
 FOLDERS = {
     "traces": "recorded traces, each with its card",
     "experiments": "one folder per question",
-    "tests": "unit, contract, golden, property, cli, live (vLLM's own code), perf",
-    "docs": "concepts, trace format, validation",
+    "tests": "unit, contract, golden, property, cli, live (vLLM's own code), live_engine (a real engine), perf",
+    "docs": "concepts, trace format, capture, validation",
 }
 
 

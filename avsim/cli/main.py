@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from avsim import __version__
-from avsim.cli import compare, cost, listing, replay, trace
+from avsim.cli import capture, compare, cost, listing, replay, trace
 from avsim.errors import AvsimError
 
 __all__ = ["app", "main"]
@@ -42,7 +42,8 @@ def _options(
 
 app.command("replay")(replay.replay)
 app.command("compare")(compare.compare)
-app.add_typer(trace.app, name="trace", help="Look at, check, import and make traces.")
+app.add_typer(trace.app, name="trace", help="Look at, check, import, make, merge and convert traces.")
+app.add_typer(capture.app, name="capture", help="Make traces from models.")
 app.add_typer(cost.app, name="cost", help="Look at step-cost models.")
 app.command("list")(listing.show)
 

@@ -1,4 +1,4 @@
-"""`avsim trace`: look at, check, import and make traces."""
+"""`avsim trace`: look at, check, import, make, merge and convert traces."""
 
 from __future__ import annotations
 
@@ -8,10 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
     from avsim.sources import Trace
-    from avsim.sources.summary import PositionCounts, TraceSummary
 
 __all__ = ["app"]
 
@@ -25,16 +22,20 @@ Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace a trace th
 
 @app.command()
 def info(trace: TracePath, as_json: Json = False) -> None:
-    """Show a trace's card, sizes, and acceptance by position with every denominator."""
+    """Show a trace's card, sizes, acceptance by slot with every denominator, and what looks wrong."""
+    from avsim.report.trace_info import print_trace_info
     from avsim.sources import open_trace
     from avsim.sources.summary import summarise
+    from avsim.sources.warning_signs import warning_signs
 
     opened = open_trace(trace)
     summary = summarise(opened)
+    signs = warning_signs(opened, summary)
     if as_json:
-        _print_json({"card": opened.card.to_json(), "summary": summary.to_json()})
+        warnings = [sign.to_json() for sign in signs]
+        _print_json({"card": opened.card.to_json(), "summary": summary.to_json(), "warnings": warnings})
     else:
-        _print_info(opened, summary)
+        print_trace_info(opened, summary, signs)
 
 
 @app.command()
@@ -62,7 +63,7 @@ def import_(
     overwrite: Overwrite = False,
     as_json: Json = False,
 ) -> None:
-    """Import a foreign trace: smollm2-eagle1-dense, specdecode-bench, or one of an installed package."""
+    """Import a foreign trace; `avsim list sources` names the importers, those of installed packages too."""
     from avsim.sources.importers import import_trace
 
     _print_made(import_trace(importer, source, out, overwrite), as_json)
@@ -138,6 +139,58 @@ def derive(
     _print_made(made, as_json)
 
 
+@app.command()
+def merge(
+    out: Output,
+    traces: Annotated[list[Path], typer.Argument(metavar="TRACE...", help="The trace folders to merge, in order.")],
+    name: Annotated[str | None, typer.Option(help="Name of the merged trace.")] = None,
+    allow_mixed_temperature: Annotated[
+        bool, typer.Option("--allow-mixed-temperature", help="Merge traces of different temperatures.")
+    ] = False,
+    same_prompts: Annotated[
+        bool,
+        typer.Option("--same-prompts", help="Requests with the same id have the same prompt: they become one source."),
+    ] = False,
+    overwrite: Overwrite = False,
+    as_json: Json = False,
+) -> None:
+    """Merge traces of the same target, drafter and settings into one; requests, steps and sources are renumbered."""
+    from avsim.sources.merge import merge_traces
+
+    made = merge_traces(
+        out,
+        traces,
+        name=name,
+        allow_mixed_temperature=allow_mixed_temperature,
+        same_prompts=same_prompts,
+        overwrite=overwrite,
+    )
+    _print_made(made, as_json)
+
+
+@app.command()
+def convert(
+    trace: TracePath,
+    out: Annotated[Path, typer.Argument(metavar="OUT", help="The folder to make.")],
+    to: Annotated[str, typer.Option("--to", help="csv or jsonl.")],
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Replace such a folder that is already there.")
+    ] = False,
+    as_json: Json = False,
+) -> None:
+    """Write a trace's blocks, requests, steps and card as CSV or JSON lines."""
+    from avsim.errors import InputError
+    from avsim.sources.convert import convert_trace
+
+    if to not in ("csv", "jsonl"):
+        raise InputError(f"--to is {to!r}; it is csv or jsonl")
+    files = convert_trace(trace, out, "csv" if to == "csv" else "jsonl", overwrite=overwrite)
+    if as_json:
+        _print_json({"path": str(out), "files": files})
+    else:
+        typer.echo(f"{out}: {', '.join(files)}")
+
+
 def _print_json(data: dict[str, Any]) -> None:
     from avsim.manifest import json_text
 
@@ -149,51 +202,3 @@ def _print_made(trace: Trace, as_json: bool) -> None:
         _print_json({"path": str(trace.path), "card": trace.card.to_json()})
     else:
         typer.echo(f"{trace.path}: {trace.card.num_requests} requests, {trace.num_blocks} blocks")
-
-
-def _print_info(trace: Trace, summary: TraceSummary) -> None:
-    from rich.console import Console
-
-    console = Console(highlight=False)
-    counted = {"content_hash", "num_requests", "num_blocks", "schema_version", "notes"}
-    for name, value in trace.card.to_json().items():
-        if name not in counted and value not in (None, [], ""):
-            text = ", ".join(value) if isinstance(value, list) else str(value)
-            console.print(f"{name:<24}{text}", markup=False, soft_wrap=True)
-    sizes = {
-        "requests": f"{len(trace.requests)} ({summary.num_sources} with different content)",
-        "tokens": f"{summary.prompt_tokens} prompt, {summary.output_tokens} output",
-        "blocks": f"{trace.num_blocks} ({summary.num_masked} masked)",
-        "on disk": f"{summary.num_bytes / 1e6:.1f} MB",
-        "content hash": trace.card.content_hash,
-    }
-    for name, value in sizes.items():
-        console.print(f"{name:<24}{value}", markup=False, soft_wrap=True)
-    if trace.card.notes:
-        console.print(f"{'notes':<24}{trace.card.notes}", markup=False, soft_wrap=True)
-    if summary.path is None:
-        console.print(_table("The blocks of the trace", summary.rows))
-        return
-    console.print(_table("Dense rows: a block at every output position; they overweight easy positions", summary.rows))
-    console.print(_table("Walked path from position 0: the blocks that a run visits", summary.path))
-
-
-def _table(title: str, counts: PositionCounts) -> Table:
-    from rich import box
-    from rich.table import Table
-
-    table = Table(
-        title=f"{title}\n{counts.num_blocks} blocks, acceptance length {counts.acceptance_length:.3f}",
-        caption="accepted ÷ denominator, in %, with 95 % Wilson intervals that count slots as independent;\n"
-        "conditional: of the slots that verification reached",
-        box=box.SIMPLE_HEAD,
-        title_justify="left",
-        caption_justify="left",
-    )
-    for heading in ("slot", "accepted", "per drafted", "per verified", "conditional"):
-        table.add_column(heading, justify="right", no_wrap=True)
-    rates = [counts.rates(name) for name in ("per_drafted", "per_verified", "conditional")]
-    for slot, accepted in enumerate(counts.accepted):
-        cells = [f"{100 * rate[slot]:.1f} [{100 * low[slot]:.1f}, {100 * high[slot]:.1f}]" for rate, low, high in rates]
-        table.add_row(str(slot), str(accepted), *cells)
-    return table

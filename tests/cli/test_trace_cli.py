@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from avsim.cli.trace import app
 from avsim.errors import InputError
-from avsim.sources import Trace
+from avsim.sources import Trace, TraceCard, write_trace
 
 RUN = CliRunner()
 
@@ -70,6 +70,82 @@ def test_import(tmp_path: Path) -> None:
     source.write_text(json.dumps({"prompt_token_ids": [1], "acc_ngram": {"acc_len": [1, 2]}}) + "\n")
     assert "1 requests, 2 blocks" in run("import", "specdecode-bench:drafter=ngram", source, tmp_path / "trace")
     assert ": valid" in run("validate", tmp_path / "trace")
+
+
+def test_import_vllm_metrics(tmp_path: Path) -> None:
+    counts = {"num_spec_tokens": 2, "per_step_accepted": [1, 0], "per_step_drafted": [2, 2], "num_spec_steps": 2}
+    source = tmp_path / "served.jsonl"
+    source.write_text(json.dumps({"id": "a", "model": "m", "metrics": {"speculative_decoding": counts}}) + "\n")
+    assert "1 requests, 2 blocks" in run("import", "vllm-metrics:temperature=0", source, tmp_path / "trace")
+    assert ": valid" in run("validate", tmp_path / "trace")
+    assert "vllm-metrics needs temperature" in refused("import", "vllm-metrics", source, tmp_path / "other")
+
+
+def test_merge(tmp_path: Path) -> None:
+    parts = [tmp_path / "a", tmp_path / "b"]
+    for seed, part in enumerate(parts):
+        run("synth", part, "--kind", "on-policy", "--requests", "8", "--concurrency", "4", "--seed", str(seed))
+    assert "16 requests" in run("merge", tmp_path / "out", *parts)
+    assert ": valid, 16 requests" in run("validate", tmp_path / "out")
+    assert "the trace exists" in refused("merge", tmp_path / "out", *parts)
+    made = json.loads(run("merge", tmp_path / "out", *parts, "--overwrite", "--json", "--name", "synthetic-ab"))
+    assert (made["card"]["name"], made["card"]["num_requests"]) == ("synthetic-ab", 16)
+    run("synth", tmp_path / "k3", "--kind", "on-policy", "--requests", "8", "--concurrency", "4", "--k", "3")
+    said = refused("merge", tmp_path / "new", parts[0], tmp_path / "k3")
+    assert f"num_speculative_tokens is 7 in {parts[0]}, but 3 in {tmp_path / 'k3'}" in said
+
+
+@pytest.mark.parametrize("to", ["csv", "jsonl"])
+def test_convert(to: str, tmp_path: Path, greedy: Trace) -> None:
+    out = tmp_path / "text"
+    assert f"blocks.{to}, card.json, manifest.json, requests.{to}" in run("convert", greedy.path, out, "--to", to)
+    read = pl.read_csv if to == "csv" else pl.read_ndjson
+    blocks = read(out / f"blocks.{to}", infer_schema_length=None)
+    assert blocks.height == greedy.num_blocks
+    assert blocks["num_accepted"].sum() == int(greedy.blocks().num_accepted.sum())
+    assert "exists; choose another folder" in refused("convert", greedy.path, out, "--to", to)
+    files = json.loads(run("convert", greedy.path, out, "--to", to, "--overwrite", "--json"))["files"]
+    assert files == [f"blocks.{to}", "card.json", "manifest.json", f"requests.{to}"]
+    assert "--to is 'xml'; it is csv or jsonl" in refused("convert", greedy.path, tmp_path / "x", "--to", "xml")
+
+
+def test_info_warns_and_fits_80_columns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    run("synth", tmp_path / "few", "--requests", "5")
+    text = run("info", tmp_path / "few")
+    assert "warning: only 5 requests with different content" in text
+    tables = text[text.index("Dense rows") :]
+    assert max(map(len, tables.splitlines())) <= 80
+    assert "dense rows overlap" in tables.replace("\n", " ")
+    assert tables.count(" slot  accepted") == 2
+    (warning,) = json.loads(run("info", tmp_path / "few", "--json"))["warnings"]
+    assert warning == {"name": "few-requests", "text": warning["text"], "values": {"sources": 5}}
+
+
+def test_info_prints_every_denominator_of_trimmed_blocks(tmp_path: Path) -> None:
+    rows = {"step": range(4), "request": [0] * 4, "position": [0, 3, 4, 6], "num_drafted": [2] * 4}
+    blocks = pl.DataFrame(rows | {"num_admitted": [2, 2, 1, 0], "num_accepted": [2, 0, 1, 0]})
+    requests = pl.DataFrame({"request": [0], "source": [0], "prompt_len": [1], "output_len": [9], "temperature": [0.0]})
+    card = TraceCard(
+        name="trimmed",
+        kind="on-policy",
+        target="[none]",
+        drafter="none",
+        drafter_kind="unknown",
+        num_speculative_tokens=2,
+        draft_sampling="greedy",
+        acceptance_rule="greedy-match",
+        temperature=0.0,
+        adaptive_verification=True,
+    )
+    text = run("info", write_trace(tmp_path / "trimmed", card, requests, [blocks]).path)
+    cells = [line.split() for line in text.splitlines() if line.strip().startswith(("0 ", "1 "))]
+    assert [[word for word in line if word[0] not in "[" and "]" not in word] for line in cells] == [
+        ["0", "2", "50.0", "66.7", "66.7"],
+        ["1", "1", "25.0", "50.0", "100.0"],
+    ]
+    assert "labels are censored: 37.5 % of the drafted slots" in text
+    assert "[none]" in text
 
 
 def test_bad_input_is_one_line(tmp_path: Path, greedy: Trace) -> None:

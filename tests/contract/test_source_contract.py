@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import shutil
@@ -11,8 +12,11 @@ import polars as pl
 import pytest
 from contract_cases import failures
 
+from avsim.capture.config import CaptureConfig
+from avsim.capture.recorder import Recorder
 from avsim.sources import TraceCard, open_trace, write_trace
 from avsim.sources.importers import IMPORTERS, import_trace
+from avsim.sources.merge import merge_traces
 from avsim.sources.synthetic import SyntheticLaw, write_synthetic
 from avsim.testing import SOURCE_CHECKS
 
@@ -86,8 +90,56 @@ def smollm2(folder):
     return import_trace("smollm2-eagle1-dense:greedy", source, folder)
 
 
-IMPORTED = {"specdecode-bench": specdecode_bench, "smollm2-eagle1-dense": smollm2}
-MADE = {make.__name__: make for make in (dense, on_policy, ragged, *IMPORTED.values())}
+def capture(folder):
+    """A few steps of two requests, of which one is left without an end, through the recorder."""
+    source = folder.with_suffix(".captured")
+    card = {"num_speculative_tokens": 3, "draft_sampling": "greedy", "acceptance_rule": "standard"}
+    recorder = Recorder(CaptureConfig(directory=source), card)
+    for key in "ab":
+        recorder.start_request(key, prompt_len=4, temperature=0.0, top_p=None)
+    for step in range(30):
+        if step:
+            recorder.verify("ab", [2 * step - 2] * 2, [2, 1], [1, 1], mask=[None, "grammar" if step % 7 == 0 else None])
+        recorder.propose("ab", [3, 2], {"log_odds": np.full((2, 3), step / 10, dtype=np.float32)})
+        unknown = dict.fromkeys(("kv_tokens", "forward_ms", "drafter_ms", "graph_mode"))
+        recorder.end_step(num_reqs=2, num_target_tokens=5, num_prefill_tokens=0, **unknown)
+    recorder.finish_request("a", 60, False)
+    recorder.close()
+    return import_trace("capture", source, folder)
+
+
+def vllm_metrics(folder):
+    """Three responses: with all K drafted, with fewer, and one that ends without a step."""
+    rng = np.random.default_rng(1)
+    responses = []
+    for number, num_steps in enumerate((30, 20, 0)):
+        drafted = np.full(num_steps, 3) if number == 0 else rng.integers(0, 4, num_steps)
+        accepted = rng.integers(0, drafted + 1)
+        counts = {"num_spec_tokens": 3, "num_spec_steps": num_steps}
+        if num_steps:
+            counts |= {"per_step_accepted": accepted.tolist(), "per_step_drafted": drafted.tolist()}
+        responses.append({"id": f"cmpl-{number}", "model": "m", "metrics": {"speculative_decoding": counts}})
+    source = folder.with_suffix(".json")
+    source.write_text(json.dumps(responses), encoding="utf-8")
+    return import_trace("vllm-metrics:temperature=1", source, folder)
+
+
+def merged(folder):
+    """A trace with a mask, a step table and jumping steps, and one of the same engine without."""
+    first = ragged(folder.with_name("first"))
+    table = pl.concat([pl.read_parquet(part.path) for part in first.parts])
+    card = dataclasses.replace(first.card, recorded=(), adaptive_verification=False)
+    second = write_trace(folder.with_name("second"), card, first.requests, [table.drop("mask")])
+    return merge_traces(folder, [first.path, second.path], same_prompts=True)
+
+
+IMPORTED = {
+    "capture": capture,
+    "specdecode-bench": specdecode_bench,
+    "smollm2-eagle1-dense": smollm2,
+    "vllm-metrics": vllm_metrics,
+}
+MADE = {make.__name__: make for make in (dense, on_policy, ragged, merged, *IMPORTED.values())}
 NAMES = (*MADE, *sorted(path.name for path in SHIPPED.iterdir() if path.is_dir()))
 
 

@@ -1,6 +1,6 @@
 """Write tests/golden/vllm/*.json from vLLM's own code: a few cases that the ordinary test suite checks with NumPy.
 
-PYTHONPATH=. "$(python3 tests/live/setup.py | tail -n 1)" tests/live/make_goldens.py
+PYTHONPATH=. "$(python3 -m tests.live.setup | tail -n 1)" tests/live/make_goldens.py
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from avsim.costs import CostTables
 
 FOLDER = Path(__file__).parent.parent / "golden" / "vllm"
-COMMAND = 'PYTHONPATH=. "$(python3 tests/live/setup.py | tail -n 1)" tests/live/make_goldens.py'
+COMMAND = 'PYTHONPATH=. "$(python3 -m tests.live.setup | tail -n 1)" tests/live/make_goldens.py'
 
 
 def main() -> None:

@@ -70,7 +70,7 @@ def source_path(name: str) -> Path:
     """Return the file of one of vLLM's spec_decode modules."""
     path = _SOURCE / SPEC_DECODE.replace(".", "/") / f"{name}.py"
     if not path.is_file():
-        raise FileNotFoundError(f"{path}: run `python3 tests/live/setup.py` and use the interpreter that it prints")
+        raise FileNotFoundError(f"{path}: run `python3 -m tests.live.setup` and use the interpreter that it prints")
     return path
 
 

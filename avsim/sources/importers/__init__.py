@@ -8,13 +8,25 @@ from typing import Any
 from avsim import registry
 from avsim.sources.base import Trace
 from avsim.sources.importers.base import Imported, Importer
+from avsim.sources.importers.capture import Capture
 from avsim.sources.importers.smollm2_eagle1_dense import SmolLM2Eagle1Dense
 from avsim.sources.importers.specdecode_bench import SpecDecodeBench
+from avsim.sources.importers.vllm_metrics import VllmMetrics
 from avsim.sources.writer import write_trace
 
-__all__ = ["IMPORTERS", "Imported", "Importer", "SmolLM2Eagle1Dense", "SpecDecodeBench", "available", "import_trace"]
+__all__ = [
+    "IMPORTERS",
+    "Capture",
+    "Imported",
+    "Importer",
+    "SmolLM2Eagle1Dense",
+    "SpecDecodeBench",
+    "VllmMetrics",
+    "available",
+    "import_trace",
+]
 
-IMPORTERS: dict[str, type[Any]] = {cls.name: cls for cls in (SmolLM2Eagle1Dense, SpecDecodeBench)}
+IMPORTERS: dict[str, type[Any]] = {cls.name: cls for cls in (Capture, SmolLM2Eagle1Dense, SpecDecodeBench, VllmMetrics)}
 
 
 def available() -> dict[str, type[Any]]:
