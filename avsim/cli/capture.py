@@ -47,6 +47,9 @@ def dense(
     licence: Annotated[str, typer.Option(help="What may be done with the trace.")] = "unknown",
     hardware: Annotated[str | None, typer.Option(help="Default: as found.")] = None,
     notes: Annotated[str, typer.Option(help="Notes for the card.")] = "",
+    outputs: Annotated[
+        Path | None, typer.Option(help="Keep outputs (token ids) in this folder, for other drafters.")
+    ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with an unfinished run.")] = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a trace that is already there.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the card as JSON.")] = False,
@@ -93,7 +96,9 @@ def dense(
     today = datetime.date.today().isoformat()
     with progress_bar("tracing") as bar:
         progress = bar if sys.stderr.isatty() else lines
-        trace = run_dense(settings, out, date=today, resume=resume, overwrite=overwrite, progress=progress)
+        trace = run_dense(
+            settings, out, date=today, outputs=outputs, resume=resume, overwrite=overwrite, progress=progress
+        )
     if as_json:
         typer.echo(json_text({"path": str(trace.path), "card": trace.card.to_json()}), nl=False)
     else:

@@ -13,7 +13,7 @@ import polars as pl
 
 from avsim.errors import InputError
 
-__all__ = ["Parts"]
+__all__ = ["Parts", "publish"]
 
 
 class Parts:
@@ -40,7 +40,7 @@ class Parts:
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             if not file.exists():
-                _publish(file, lambda path: path.write_text(json.dumps(about, indent=2), encoding="utf-8"))
+                publish(file, lambda path: path.write_text(json.dumps(about, indent=2), encoding="utf-8"))
             found: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
         except (OSError, ValueError) as error:
             raise InputError(f"{file}: cannot be used ({error})") from None
@@ -59,8 +59,8 @@ class Parts:
 
     def add(self, group: int, requests: pl.DataFrame, blocks: pl.DataFrame) -> None:
         """Keep a finished group."""
-        _publish(self._file(group, "blocks"), blocks.write_parquet)
-        _publish(self._file(group, "requests"), requests.write_parquet)
+        publish(self._file(group, "blocks"), blocks.write_parquet)
+        publish(self._file(group, "requests"), requests.write_parquet)
 
     def requests(self, groups: range) -> pl.DataFrame:
         """Return the request table of all groups."""
@@ -81,7 +81,8 @@ class Parts:
         return self.folder / f"group-{group:05d}.{table}.parquet"
 
 
-def _publish(path: Path, write: Any) -> None:
+def publish(path: Path, write: Any) -> None:
+    """Let `write` make a file beside its final place, flush it to the disk, and move it there."""
     temporary = path.with_name(f".{path.name}.tmp")
     write(temporary)
     with open(temporary, "rb") as file:

@@ -16,6 +16,7 @@ import polars as pl
 from avsim.capture.dense.drafters import load_drafter, split_spec
 from avsim.capture.dense.generate import Output, generate
 from avsim.capture.dense.model import Model, require
+from avsim.capture.dense.outputs import KeptOutputs
 from avsim.capture.dense.parts import Parts
 from avsim.capture.dense.prompts import Prompt, read_prompts
 from avsim.capture.dense.tracer import Sampling, trace_request
@@ -90,6 +91,7 @@ def run_dense(
     out: str | Path,
     *,
     date: str | None = None,
+    outputs: str | Path | None = None,
     resume: bool = False,
     overwrite: bool = False,
     progress: Progress = lambda done, total, what: None,
@@ -98,6 +100,7 @@ def run_dense(
 
     Args:
         date: for the card; a resumed run keeps the first one's.
+        outputs: a folder that keeps generated outputs, for another run with the same target, prompts and sampling.
         resume: go on where a killed run of the same settings stopped; the trace is the same as without the kill.
         overwrite: replace a trace that is already there.
         progress: called with (requests done, of how many, what).
@@ -119,13 +122,14 @@ def run_dense(
         raise InputError(f"{settings.drafter}: drafts {num_slots} tokens at most; K is {settings.num_slots}")
     parts = Parts(out)
     about = parts.begin({"asked": _asked(settings, tokenized), "date": date}, resume)
+    kept = KeptOutputs(None if outputs is None else Path(outputs), _made_from(settings))
     starts = range(0, len(prompts), settings.batch)
     with torch.inference_mode():
         for group, start in enumerate(starts):
             progress(start, len(prompts), "requests")
             if not parts.done(group):
                 members = range(start, min(start + settings.batch, len(prompts)))
-                parts.add(group, *_group(settings, target, drafter, prompts, tokenized, members))
+                parts.add(group, *_group(settings, target, drafter, prompts, tokenized, members, kept))
     progress(len(prompts), len(prompts), "requests")
     groups = range(len(starts))
     requests = parts.requests(groups)
@@ -136,17 +140,27 @@ def run_dense(
 
 
 def _group(
-    settings: DenseSettings, target: Model, drafter: Any, prompts: list[Prompt], tokenized: list[list[int]], rows: range
+    settings: DenseSettings,
+    target: Model,
+    drafter: Any,
+    prompts: list[Prompt],
+    tokenized: list[list[int]],
+    rows: range,
+    kept: KeptOutputs,
 ) -> tuple[pl.DataFrame, pl.DataFrame]:
-    outputs = generate(
-        target,
-        [tokenized[row] for row in rows],
+    outputs = kept.get(
         rows,
-        max_tokens=settings.max_tokens,
-        past_end=settings.num_slots,
-        temperature=settings.temperature,
-        seed=settings.seed,
-        ends=_end_tokens(target),
+        [tokenized[row] for row in rows],
+        lambda requests, texts: generate(
+            target,
+            texts,
+            requests,
+            max_tokens=settings.max_tokens,
+            past_end=settings.num_slots,
+            temperature=settings.temperature,
+            seed=settings.seed,
+            ends=_end_tokens(target),
+        ),
     )
     how = Sampling(
         settings.num_slots,
@@ -219,6 +233,11 @@ def _asked(settings: DenseSettings, tokenized: list[list[int]]) -> dict[str, Any
     digest = hashlib.sha256(repr(tokenized).encode()).hexdigest()
     models = {path: _stamp(Path(path)) for path in (settings.target, split_spec(settings.drafter)[1])}
     return asked | versions | {"prompt tokens": digest, "model files": models}
+
+
+def _made_from(settings: DenseSettings) -> dict[str, Any]:
+    names = ("num_slots", "temperature", "max_tokens", "seed", "dtype")
+    return {name: getattr(settings, name) for name in names} | {"target": _stamp(Path(settings.target))}
 
 
 def _stamp(folder: Path) -> list[list[Any]]:

@@ -41,8 +41,12 @@ class Capture(Importer):
 
     title: str | None = None
     """Name of the trace; by default made of the target's and the drafter's kind."""
+    target: str | None = None
+    """Of the card; by default as the engine named it, which for a local model is its folder."""
+    drafter: str | None = None
     prompts: str = "unknown"
     licence: str = "unknown"
+    notes: str = ""
 
     def read(self, source: Path) -> Imported:
         found = [recover(folder) for folder in find_captures(source)]
@@ -78,12 +82,17 @@ class Capture(Importer):
             "prompts": self.prompts,
             "licence": self.licence,
         }
-        values = {**defaults, **known}
+        named = {"target": self.target, "drafter": self.drafter}
+        values = {**defaults, **known, **{name: value for name, value in named.items() if value is not None}}
         title = self.title or "-".join([str(values["target"]).rsplit("/", 1)[-1], values["drafter_kind"], "capture"])
         name = re.sub(r"[^A-Za-z0-9._-]+", "-", title).lstrip("._-") or "capture"
         try:
             return TraceCard(
-                name=name, kind="on-policy", temperature=temperature, notes=_notes(found, tables), **values
+                name=name,
+                kind="on-policy",
+                temperature=temperature,
+                notes=f"{self.notes} {_notes(found, tables)}".strip(),
+                **values,
             )
         except (InputError, TypeError) as error:
             raise InputError(f"{found[0].folder / 'facts.json'}: {error}") from None

@@ -50,6 +50,14 @@ def test_the_card_says_what_the_facts_say(tmp_path):
     assert steps["graph_mode"].to_list() == ["full"] * 5
 
 
+def test_what_an_engine_cannot_know_can_be_said(tmp_path):
+    captured(tmp_path / "run")
+    spec = "capture:title=mine,target=SmolLM2,drafter=a weak head,notes=Weak."
+    card = import_trace(spec, tmp_path / "run", tmp_path / "trace").card
+    assert (card.name, card.target, card.drafter) == ("mine", "SmolLM2", "a weak head")
+    assert card.notes.startswith("Weak. Captured from a running engine")
+
+
 def test_two_engines_in_one_folder(tmp_path):
     runs = [recorder(tmp_path / "run", changes={"seed": seed}) for seed in (1, 2)]
     engines = [Engine(made, num_reqs) for made, num_reqs in zip(runs, (3, 2), strict=True)]

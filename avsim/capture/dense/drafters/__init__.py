@@ -17,6 +17,9 @@ __all__ = ["MODULES", "load_drafter", "split_spec"]
 MODULES = {
     "draft-model": "draft_model",
     "eagle": "eagle",
+    "mtp": "mtp",
+    "dflash": "dflash",
+    "dspark": "dspark",
     "ngram": "ngram",
 }
 
