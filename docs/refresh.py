@@ -1,6 +1,7 @@
 """Refresh what README shows: `make demo && .venv/bin/python docs/refresh.py`.
 
-The verdict table comes from demo-run/summary.json, the tree from the first line of each module's docstring.
+The verdict table comes from demo-run/summary.json, the traces from their cards and blocks, the tree from the first line
+of each module's docstring.
 `--check` changes nothing and fails if the tree is out of date.
 """
 
@@ -34,6 +35,24 @@ def tree() -> str:
         lines.append(f"{name:48} {docstring.splitlines()[0] if docstring else ''}".rstrip())
     lines += [f"{folder + '/':48} {what}" for folder, what in FOLDERS.items()]
     return "\n".join([*lines, "```"])
+
+
+def shipped() -> str:
+    """Return the traces, one line each, as Markdown."""
+    from avsim.sources import open_trace
+    from avsim.sources.summary import summarise
+
+    heads = ("trace", "kind", "drafter", "T", "drafts", "K", "requests", "blocks", "acceptance length")
+    lines = ["| " + " | ".join(heads) + " |", "|---" * len(heads) + "|"]
+    for path in sorted((ROOT / "traces").iterdir()):
+        trace = open_trace(path)
+        card, summary = trace.card, summarise(trace)
+        kind = card.kind + (", AV on" if card.adaptive_verification else "")
+        length = (summary.path or summary.rows).acceptance_length
+        cells = (path.name, kind, card.drafter_kind, f"{card.temperature:g}", card.draft_sampling)
+        numbers = (card.num_speculative_tokens, card.num_requests, f"{card.num_blocks:,}", f"{length:.2f}")
+        lines.append("| " + " | ".join(map(str, (*cells, *numbers))) + " |")
+    return "\n".join(lines)
 
 
 def demo() -> str:
@@ -78,7 +97,7 @@ def main() -> None:
         if new != old:
             sys.exit("README's tree is out of date: run docs/refresh.py")
         return
-    README.write_text(put(new, "demo", demo()), encoding="utf-8")
+    README.write_text(put(put(new, "demo", demo()), "traces", shipped()), encoding="utf-8")
 
 
 if __name__ == "__main__":

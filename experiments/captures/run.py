@@ -48,10 +48,11 @@ DSPARK = "parallel block with a Markov head and a confidence head after DSpark, 
 MTP = "five sequential heads without attention after MTP, some minutes of training on a CPU"
 DFLASH = "parallel block after DFlash, some minutes of training on a CPU"
 GREEDY_HEAD = "The confidence head was fitted to greedy acceptance."
+DEAR = "The draft model costs nearly as much as the target: a source of acceptance patterns, not a speed-up."
 WEAK = "A weak drafter."
 TRACES = {
-    "smollm2-draft26-greedy": Capture("draft-model", "first-26", CUT, ""),
-    "smollm2-draft26-sampled": Capture("draft-model", "first-26", CUT, "", 0.8, True),
+    "smollm2-draft26-greedy": Capture("draft-model", "first-26", CUT, DEAR),
+    "smollm2-draft26-sampled": Capture("draft-model", "first-26", CUT, DEAR, 0.8, True),
     "smollm2-eagle-greedy": Capture("eagle", "eagle", EAGLE, WEAK),
     "smollm2-eagle-sampled": Capture("eagle", "eagle", EAGLE, WEAK, 0.8, True),
     "smollm2-eagle-warm-greedy-drafts": Capture("eagle", "eagle", EAGLE, WEAK, 0.8),

@@ -67,7 +67,7 @@ def loss(w: Weights, s: Sequence, embedding: Tensor, head: SmallHead, ends_per_s
     ends = s.prompt_len + torch.randperm(max(1, len(s.tokens) - slots - s.prompt_len))[:ends_per_sequence]
     ends = ends.to(s.tokens.device)
     states = block_states(w, embedding[s.tokens[ends]], context(w, s.hidden.float()), ends)
-    total = torch.zeros(())
+    total = torch.zeros((), device=ends.device)
     for k in range(slots):
         x, at = states[:, k], ends + k
         if "markov.1" in w:

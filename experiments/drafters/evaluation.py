@@ -100,9 +100,15 @@ def save(
         "output_tokens": sum(sources.values()),
         "seed": args.seed,
         "minutes": args.minutes,
-        "hardware": f"{args.device}, {torch.get_num_threads()} thread(s), {platform.machine()}",
+        "hardware": _hardware(args.device),
         "torch": torch.__version__,
         "held_out_greedy": {"[accepted, reached] by slot": tally.counts, "closed form only": baseline.counts},
         **facts,
     }
     (args.out / "card.json").write_text(json.dumps(card, indent=1) + "\n")
+
+
+def _hardware(device: str) -> str:
+    if device == "cpu":
+        return f"cpu, {torch.get_num_threads()} thread(s), {platform.machine()}"
+    return torch.cuda.get_device_name(device)

@@ -87,7 +87,7 @@ def states(w: Weights, s: Sequence, embedding: Tensor, first: int) -> Iterator[t
 
 def loss(w: Weights, s: Sequence, embedding: Tensor, head: SmallHead, steps: int) -> Tensor:
     """Cross-entropy to the target's probabilities + 0.5 smooth-L1 to its hidden states, over the first steps."""
-    first, total = s.prompt_len - 1, torch.zeros(())
+    first, total = s.prompt_len - 1, torch.zeros((), device=s.tokens.device)
     for j, x in states(w, s, embedding, first):
         at = slice(first + 1 + j, len(s.tokens))
         distance = F.smooth_l1_loss(x, s.last[at].float())
@@ -107,7 +107,8 @@ def evaluate(w: Weights, sequences: list[Sequence], embedding: Tensor, slots: in
             truth = s.tokens[first + 2 + j :]
             if j == slots or len(truth) == 0:
                 break
-            reached = torch.ones(len(truth), dtype=torch.bool) if reached is None else reached[: len(truth)]
+            whole = torch.ones_like(truth, dtype=torch.bool)
+            reached = whole if reached is None else reached[: len(truth)]
             accepted = torch.zeros_like(reached)
             accepted[reached] = (x[: len(truth)][reached] @ embedding.T).argmax(-1) == truth[reached]
             tally.add(s.source, j, reached, accepted)

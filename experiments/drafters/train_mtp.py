@@ -20,7 +20,7 @@ Weights = dict[str, Tensor]
 
 def initial_weights(sequences: list[Sequence], embedding: Tensor, slots: int) -> Weights:
     """Module after module, the ridge map to the hidden state it should give; the MLPs start at zero."""
-    ends = [torch.arange(s.prompt_len, len(s.tokens) - slots) for s in sequences]
+    ends = [torch.arange(s.prompt_len, len(s.tokens) - slots, device=s.tokens.device) for s in sequences]
     before = torch.cat([s.last[i - 1].float() for s, i in zip(sequences, ends, strict=True)])
     scale = torch.cat([1 / (before.std(0) + 1e-6), (1 / embedding.std()).expand(WIDTH)])
     weights = {"scale": scale}
@@ -39,7 +39,7 @@ def initial_weights(sequences: list[Sequence], embedding: Tensor, slots: int) ->
 def loss(w: Weights, s: Sequence, embedding: Tensor, head: SmallHead, slots: int, count: int) -> Tensor:
     """As in `train_eagle.py`, at `count` random ends of a sequence."""
     ends = s.prompt_len + torch.randperm(max(1, len(s.tokens) - slots - s.prompt_len))[:count].to(s.tokens.device)
-    x, total = s.last[ends - 1].float(), torch.zeros(())
+    x, total = s.last[ends - 1].float(), torch.zeros((), device=ends.device)
     for k in range(slots):
         x, at = module(w, k, x, embedding[s.tokens[ends + k]]), ends + k
         distance = F.smooth_l1_loss(x, s.last[at].float())
