@@ -29,6 +29,9 @@ __all__ = [
     "with_regret",
 ]
 
+PARALLEL_DRAFTERS = ("dflash", "dspark")
+"""Kinds whose drafted tokens depend on how many are asked for."""
+
 
 def headline(trace: Trace, truth: CostModel, foreign: bool) -> str:
     """Return the line that heads every output of a run."""
@@ -176,6 +179,11 @@ def choice_notes(chosen: Sequence[Policy], trace: Trace) -> list[str]:
     if depths:
         among = ", ".join(map(str, sorted(depths)))
         notes.append(f"Best fixed K is chosen among {among} on one half of the requests, and compared on the other.")
+    if trace.card.drafter_kind in PARALLEL_DRAFTERS and any(0 < k < trace.card.num_speculative_tokens for k in depths):
+        notes.append(
+            f"APPROXIMATE for fixed:k below K: {trace.card.drafter_kind} drafts a whole block at once, and asked for k "
+            "tokens it would draft others than the first k of this trace's K."
+        )
     temperatures = sorted(trace.requests["temperature"].unique().to_list())
     if len(temperatures) > 1:
         notes.append(f"MIXED TEMPERATURES: requests at {', '.join(f'{t:g}' for t in temperatures)} are pooled.")

@@ -43,3 +43,16 @@ def test_adaptive_verification_has_censored_its_trace() -> None:
     assert 0.3 < 1 - blocks.num_admitted.sum() / blocks.num_drafted.sum() < 0.6
     # What the engine itself counted: accepted tokens per position.
     assert [int((np.asarray(blocks.num_accepted) > slot).sum()) for slot in range(3)] == [714, 214, 67]
+
+
+def test_sampled_drafts_are_accepted_as_often_as_alpha_says() -> None:
+    """α = Σ min(p, q) is the probability of acceptance before the token is drawn, given that the slot is reached."""
+    trace = open_trace(TRACES / "smollm2-eagle-sampled")
+    blocks = trace.blocks(("alpha",))
+    accepted = np.asarray(blocks.num_accepted)
+    for slot in range(trace.card.num_speculative_tokens):
+        reached = accepted >= slot
+        alpha = np.asarray(blocks.features["alpha"][slot][reached], dtype=np.float64)
+        assert np.isfinite(alpha).all()
+        surplus = (accepted[reached] > slot).sum() - alpha.sum()
+        assert abs(surplus) < 4 * np.sqrt((alpha * (1 - alpha)).sum())

@@ -60,6 +60,12 @@ def test_synthetic_is_said_first(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert "SYNTHETIC TRACE" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("trace", ["smollm2-dspark-greedy", "smollm2-eagle-greedy"])
+def test_a_shallower_block_of_a_parallel_drafter_is_an_approximation(trace: str) -> None:
+    said = notes(replace(FAST, trace=str(TRACES / trace), baselines=("none", "fixed:2", "fixed")))
+    assert ("APPROXIMATE for fixed:k below K: dspark" in said) == ("dspark" in trace)
+
+
 def test_few_requests_give_no_verdict(tmp_path: Path) -> None:
     write_synthetic(tmp_path / "s", SyntheticLaw(num_requests=12, output_len=30, num_speculative_tokens=3))
     summary = run_replay(replace(FAST, trace=str(tmp_path / "s")), workers=1).summary
@@ -85,7 +91,7 @@ def test_an_open_loop_says_that_it_is_approximate(
 def test_listings_name_what_is_installed(capsys: pytest.CaptureFixture[str]) -> None:
     rows = {name: listing(TRACES) for name, listing in LISTINGS.items()}
     assert {row["name"] for row in rows["policies"]} >= {"none", "fixed", "adaptive", "prefix-scheduler", "oracle"}
-    assert len(rows["traces"]) == 3
+    assert len(rows["traces"]) == len(list(TRACES.glob("*/trace.json")))
     print_rows(rows["estimators"])
     print_rows(rows["policies"])
     print_rows([])
