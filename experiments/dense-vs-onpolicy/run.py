@@ -59,7 +59,7 @@ def rows(trace: Path) -> list[dict[str, str | float]]:
     for policy in (name for name in truth if name in told and name != "none"):
         (al, speed), (al_told, speed_told) = truth[policy], told[policy]
         speed, speed_told = speed / truth[full][1], speed_told / told[full][1]
-        bias = (al_told / al - 1) * 100
+        bias = (al_told / told[full][0] / (al / truth[full][0]) - 1) * 100
         values = (trace.name, policy, al, al_told, bias, speed, speed_told, (speed_told - speed) * 100)
         found.append({k: v if isinstance(v, str) else round(v, 4) for k, v in zip(COLUMNS, values, strict=True)})
     return found

@@ -365,7 +365,7 @@ def test_a_killed_run_goes_on_to_the_same_trace(folder, tmp_path, temperature, m
             settings(folder, given.drafter, temperature=temperature, draft_sampling=sampling, seed=1), out, resume=True
         )
     made, group = [], run._group
-    monkeypatch.setattr(run, "_group", lambda *args: made.append(args[-1]) or group(*args))
+    monkeypatch.setattr(run, "_group", lambda *args: made.append(args[-2]) or group(*args))
     resumed = run_dense(given, out, resume=True)
     assert made == [range(4, 6), range(6, 7)]
     assert resumed.card.content_hash == whole.card.content_hash

@@ -229,15 +229,27 @@ def _check_device(torch: Any, device: str) -> None:
 def _asked(settings: DenseSettings, tokenized: list[list[int]]) -> dict[str, Any]:
     asked = dataclasses.asdict(settings)
     asked = {name: list(value) if isinstance(value, tuple) else value for name, value in asked.items()}
-    versions = {name: require(name).__version__ for name in ("torch", "transformers")}
     digest = hashlib.sha256(repr(tokenized).encode()).hexdigest()
     models = {path: _stamp(Path(path)) for path in (settings.target, split_spec(settings.drafter)[1])}
-    return asked | versions | {"prompt tokens": digest, "model files": models}
+    made_on = {"hardware found": _hardware(settings), "prompt tokens": digest, "model files": models}
+    return asked | _versions() | made_on
 
 
 def _made_from(settings: DenseSettings) -> dict[str, Any]:
     names = ("num_slots", "temperature", "max_tokens", "seed", "dtype")
-    return {name: getattr(settings, name) for name in names} | {"target": _stamp(Path(settings.target))}
+    values = {name: getattr(settings, name) for name in names} | {"hardware": _hardware(settings)}
+    return values | _versions() | {"target": _stamp(Path(settings.target))}
+
+
+def _versions() -> dict[str, str]:
+    return {name: str(require(name).__version__) for name in ("torch", "transformers")}
+
+
+def _hardware(settings: DenseSettings) -> str:
+    torch = require("torch")
+    if settings.device.startswith("cuda"):
+        return str(torch.cuda.get_device_name(settings.device))
+    return f"CPU ({platform.machine()}, {torch.get_num_threads()} of {os.cpu_count()} threads)"
 
 
 def _stamp(folder: Path) -> list[list[Any]]:
@@ -255,19 +267,17 @@ def _card(
     dropped: int,
     date: str | None,
 ) -> TraceCard:
-    torch = require("torch")
     cut = int((requests["output_len"] == settings.max_tokens).sum())
     notes = [
         settings.notes,
         f"Computed in {settings.dtype}; {cut} of {len(requests)} outputs are {settings.max_tokens} tokens long, where "
         "longer ones were cut.",
         f"{dropped} repeated prompts were dropped." if dropped else "",
+        "Rejection sampling is exact only up to that rounding."
+        if settings.dtype != "float32" and settings.temperature > 0
+        else "",
         "Slots past the end of an output are graded against the target's own continuation.",
     ]
-    hardware = settings.hardware
-    if hardware is None:
-        threads = f"CPU ({platform.machine()}, {torch.get_num_threads()} of {os.cpu_count()} threads)"
-        hardware = torch.cuda.get_device_name(settings.device) if settings.device.startswith("cuda") else threads
     kind, argument = split_spec(settings.drafter)
     # The folder's own name: where it lies is nobody else's business.
     drafter_name = settings.drafter_name or f"{kind}: {Path(argument).name}"
@@ -284,7 +294,7 @@ def _card(
         temperature=float(settings.temperature),
         engine="transformers",
         engine_version=require("transformers").__version__,
-        hardware=hardware,
+        hardware=settings.hardware or _hardware(settings),
         vocab_size=target.vocab_size,
         prompts=settings.prompts_name or ", ".join(Path(path).name for path in settings.prompts),
         licence=settings.licence,

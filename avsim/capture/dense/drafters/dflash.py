@@ -43,7 +43,9 @@ def read_checkpoint(kind: str, argument: str | Path, target: Any) -> tuple[dict[
     width = target.embed(require("torch").zeros(1, dtype=require("torch").int64, device=target.device)).shape[1]
     if config["width"] != width:
         raise InputError(f"{folder}: made for a target of width {config['width']}; this one has {width}")
-    return config, {name: w.to(target.device, target.dtype) for name, w in weights.items()}
+    single = require("torch").float32
+    kept = {name: single if name.startswith("confidence.") else target.dtype for name in weights}
+    return config, {name: w.to(target.device, kept[name]) for name, w in weights.items()}
 
 
 def load(argument: str | Path, target: Any) -> DFlash:

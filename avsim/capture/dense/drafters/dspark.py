@@ -50,8 +50,9 @@ class DSpark:
         logits = self.target.logits(state.block[:, k] + bias)
         if "confidence.out" not in self.weights:
             return SlotOutput(logits)
-        confidence = confidence_logit(self.weights, state.block[:, k], code, spread(logits), k)
-        return SlotOutput(logits, confidence.float().sigmoid())
+        # In float32, whatever the target's precision: the head is small, and its output is recorded.
+        inputs = (state.block[:, k].float(), code.float(), spread(logits.float()))
+        return SlotOutput(logits, confidence_logit(self.weights, *inputs, k).sigmoid())
 
 
 def markov(w: Mapping[str, Any], before: Any) -> tuple[Any, Any]:
