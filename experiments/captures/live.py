@@ -2,6 +2,8 @@
 
     python experiments/captures/live.py --target TARGET --drafter DRAFTER --method eagle --prompts captures.jsonl \\
         --out traces/smollm2-eagle-live
+    python experiments/captures/live.py --target TARGET --method ngram --prompts captures.jsonl \\
+        --drafter-name "n-gram lookup in prompt and output, 1 to 3 tokens" --out traces/smollm2-ngram-live
 
 `captures.jsonl` is written by run.py. Needs vLLM's CPU engine and avsim installed beside it (see docs/capture.md); the
 hooks are switched on here. Greedy.
@@ -34,9 +36,10 @@ def serve(args: argparse.Namespace) -> None:
     rows = [json.loads(line) for line in args.prompts.read_text().splitlines()][: args.limit]
     chats = [[{"role": "user", "content": row["prompt"]}] for row in rows]
     texts = [tokenizer.apply_chat_template(chat, add_generation_prompt=True, tokenize=False) for chat in chats]
+    drafter = {"model": str(args.drafter)} if args.drafter else {"prompt_lookup_min": 1, "prompt_lookup_max": 3}
     engine = LLM(
         model=str(args.target),
-        speculative_config={"method": args.method, "model": str(args.drafter), "num_speculative_tokens": args.k},
+        speculative_config={"method": args.method, "num_speculative_tokens": args.k} | drafter,
         dtype="float32",
         enforce_eager=True,
         max_model_len=1024,
@@ -54,8 +57,9 @@ def serve(args: argparse.Namespace) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    for name in ("target", "drafter", "prompts", "out"):
+    for name in ("target", "prompts", "out"):
         parser.add_argument(f"--{name}", type=Path, required=True)
+    parser.add_argument("--drafter", type=Path, help="none for --method ngram")
     parser.add_argument("--method", default="eagle")
     parser.add_argument("--drafter-name", default=EAGLE)
     parser.add_argument("--k", type=int, default=5)

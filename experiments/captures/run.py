@@ -45,6 +45,7 @@ class Capture:
 EAGLE = "EAGLE-1 head: one decoder layer, closed-form start, some minutes of training on a CPU"
 CUT = "first 26 of the target's 30 layers, untrained"
 DSPARK = "parallel block with a Markov head and a confidence head after DSpark, some minutes of training on a CPU"
+HEADLESS = "the same parallel block after DSpark without its confidence head"
 MTP = "five sequential heads without attention after MTP, some minutes of training on a CPU"
 DFLASH = "parallel block after DFlash, some minutes of training on a CPU"
 GREEDY_HEAD = "The confidence head was fitted to greedy acceptance."
@@ -58,6 +59,7 @@ TRACES = {
     "smollm2-eagle-warm-greedy-drafts": Capture("eagle", "eagle", EAGLE, WEAK, 0.8),
     "smollm2-dspark-greedy": Capture("dspark", "dspark", DSPARK, WEAK),
     "smollm2-dspark-sampled": Capture("dspark", "dspark", DSPARK, f"{WEAK} {GREEDY_HEAD}", 0.8, True),
+    "smollm2-dspark-headless-greedy": Capture("dspark", "dspark-headless", HEADLESS, WEAK),
     "smollm2-mtp-greedy": Capture("mtp", "mtp", MTP, WEAK),
     "smollm2-dflash-greedy": Capture("dflash", "dflash", DFLASH, WEAK),
     "smollm2-ngram-greedy": Capture("ngram", "min=1,max=3", "n-gram lookup in prompt and output, 1 to 3 tokens", ""),

@@ -44,3 +44,33 @@ def test_the_walk_is_the_live_run(runs, tmp_path):
     first = live.blocks.features["log_odds"][0]
     drafted = np.isfinite(first)
     np.testing.assert_allclose(first[drafted], walked.features["log_odds"][0][of_live][drafted], atol=2e-3)
+
+
+def test_sampled_runs_accept_alike(runs, tmp_path):
+    """At T > 0 outputs differ, but accepted tokens per block on the path must agree within their noise."""
+    live = runs("cut-sampled")
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text("".join(json.dumps({"prompt": prompt}) + "\n" for prompt in PROMPTS))
+    settings = DenseSettings(
+        target=str(MODELS / "target"),
+        drafter=f"draft-model:{MODELS / 'first-26-layers'}",
+        prompts=(str(prompts),),
+        num_slots=K,
+        temperature=0.8,
+        max_tokens=24,
+        raw=True,
+    )
+    dense = run_dense(settings, tmp_path / "dense")
+    blocks = dense.blocks()
+    accepted, position, request = (np.asarray(x) for x in (blocks.num_accepted, blocks.position, blocks.request))
+    walked = []
+    for one in range(len(PROMPTS)):
+        at, mine = 0, dict(zip(position[request == one].tolist(), accepted[request == one].tolist(), strict=True))
+        while at in mine:
+            walked.append(mine[at])
+            at += mine[at] + 1
+    full = np.asarray(live.blocks.num_admitted) == K
+    seen = np.asarray(live.blocks.num_accepted)[full]
+    noise = np.sqrt(np.var(walked) / len(walked) + np.var(seen) / len(seen))
+    assert noise < 0.25
+    assert abs(np.mean(walked) - np.mean(seen)) < 4 * noise

@@ -42,7 +42,7 @@ def test_lossy_rules_are_marked_for_sampled_drafts_only() -> None:
 
 def test_the_bias_of_stale_sizing_is_named_below_eight_requests() -> None:
     assert "biased upward" in notes(FAST)
-    assert "biased upward" not in notes(replace(FAST, concurrency=(8,)))
+    assert "biased upward" not in notes(replace(FAST, concurrency=(16,)))
 
 
 def test_an_estimator_that_reads_the_verdict_is_marked() -> None:
