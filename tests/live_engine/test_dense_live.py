@@ -11,19 +11,24 @@ from prompts import PROMPTS
 from avsim.capture.dense.run import DenseSettings, run_dense
 
 
-def test_the_walk_is_the_live_run(runs, tmp_path):
-    live = runs("cut-greedy")
-    prompts = tmp_path / "prompts.jsonl"
+def trace(folder, temperature):
+    prompts = folder / "prompts.jsonl"
     prompts.write_text("".join(json.dumps({"prompt": prompt}) + "\n" for prompt in PROMPTS))
     settings = DenseSettings(
         target=str(MODELS / "target"),
         drafter=f"draft-model:{MODELS / 'first-26-layers'}",
         prompts=(str(prompts),),
         num_slots=K,
+        temperature=temperature,
         max_tokens=24,
         raw=True,
     )
-    dense = run_dense(settings, tmp_path / "dense")
+    return run_dense(settings, folder / "dense")
+
+
+def test_the_walk_is_the_live_run(runs, tmp_path):
+    live = runs("cut-greedy")
+    dense = trace(tmp_path, 0.0)
     assert dense.requests["prompt_len"].to_list() == live.trace.requests["prompt_len"].to_list()
     assert dense.requests["output_len"].to_list() == live.trace.requests["output_len"].to_list()
     walked = dense.blocks(("log_odds",))
@@ -49,18 +54,7 @@ def test_the_walk_is_the_live_run(runs, tmp_path):
 def test_sampled_runs_accept_alike(runs, tmp_path):
     """At T > 0 outputs differ, but accepted tokens per block on the path must agree within their noise."""
     live = runs("cut-sampled")
-    prompts = tmp_path / "prompts.jsonl"
-    prompts.write_text("".join(json.dumps({"prompt": prompt}) + "\n" for prompt in PROMPTS))
-    settings = DenseSettings(
-        target=str(MODELS / "target"),
-        drafter=f"draft-model:{MODELS / 'first-26-layers'}",
-        prompts=(str(prompts),),
-        num_slots=K,
-        temperature=0.8,
-        max_tokens=24,
-        raw=True,
-    )
-    dense = run_dense(settings, tmp_path / "dense")
+    dense = trace(tmp_path, 0.8)
     blocks = dense.blocks()
     accepted, position, request = (np.asarray(x) for x in (blocks.num_accepted, blocks.position, blocks.request))
     walked = []

@@ -20,7 +20,7 @@ from avsim.capture.dense.base import SlotOutput
 from avsim.capture.dense.model import require
 from avsim.errors import InputError
 
-__all__ = ["DFlash", "block_states", "context", "load", "read_checkpoint"]
+__all__ = ["DFlash", "State", "block_states", "context", "load", "read_checkpoint"]
 
 HEAD = 64
 _EPS = 1e-5
@@ -54,7 +54,9 @@ def load(argument: str | Path, target: Any) -> DFlash:
 
 
 @dataclass(eq=False)
-class _State:
+class State:
+    """One sequence's token embeddings and context, and the newest block's slots."""
+
     embedded: Any
     context: tuple[Any, Any, Any]
     block: Any = None
@@ -70,12 +72,12 @@ class DFlash:
         self.num_slots: int | None = config["num_slots"]
         self.hidden_layers: tuple[int, ...] = tuple(config["hidden_layers"])
 
-    def begin(self, tokens: Any, hidden: Any | None) -> _State:
+    def begin(self, tokens: Any, hidden: Any | None) -> State:
         if hidden is None:
             raise ValueError(f"{self.kind} needs the target's hidden states")
-        return _State(self.target.embed(tokens), context(self.weights, hidden))
+        return State(self.target.embed(tokens), context(self.weights, hidden))
 
-    def slot(self, state: _State, ends: Any, drafted: Any) -> SlotOutput:
+    def slot(self, state: State, ends: Any, drafted: Any) -> SlotOutput:
         if drafted.shape[1] == 0:
             state.block = block_states(self.weights, state.embedded[ends], state.context, ends)
         return SlotOutput(self.target.logits(state.block[:, drafted.shape[1]]))

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from avsim.capture.dense.base import SlotOutput
-from avsim.capture.dense.drafters.dflash import _State, block_states, context, read_checkpoint
+from avsim.capture.dense.drafters.dflash import DFlash, State, block_states, read_checkpoint
 
 __all__ = ["DSpark", "confidence_logit", "load", "markov", "spread"]
 
@@ -26,22 +26,12 @@ def load(argument: str | Path, target: Any) -> DSpark:
     return DSpark(*read_checkpoint("dspark", argument, target), target)
 
 
-class DSpark:
+class DSpark(DFlash):
     """Computes whole blocks at slot 0; each slot then depends on the token drafted before it."""
 
     kind: ClassVar[str] = "dspark"
 
-    def __init__(self, config: Mapping[str, Any], weights: Mapping[str, Any], target: Any):
-        self.config, self.weights, self.target = config, weights, target
-        self.num_slots: int | None = config["num_slots"]
-        self.hidden_layers: tuple[int, ...] = tuple(config["hidden_layers"])
-
-    def begin(self, tokens: Any, hidden: Any | None) -> _State:
-        if hidden is None:
-            raise ValueError(f"{self.kind} needs the target's hidden states")
-        return _State(self.target.embed(tokens), context(self.weights, hidden))
-
-    def slot(self, state: _State, ends: Any, drafted: Any) -> SlotOutput:
+    def slot(self, state: State, ends: Any, drafted: Any) -> SlotOutput:
         k = drafted.shape[1]
         if k == 0:
             state.block = block_states(self.weights, state.embedded[ends], state.context, ends)
