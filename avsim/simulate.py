@@ -151,7 +151,7 @@ def simulate(
             clock += charged[0]
         rows, active, num_reqs, remaining = seats.rows, seats.active, seats.num_active, seats.remaining
         live = confidence.predict(rows) if confidence is not None else unread
-        drafted = np.where(active, num_slots, 0)
+        drafted = np.where(active, np.minimum(pool.num_drafted[rows], num_slots), 0)
         truth_accepted = pool.num_accepted[rows]
         batch = StepBatch(
             live,
@@ -177,7 +177,7 @@ def simulate(
         )
         ms = np.where(num_reqs > 0, truth.step_ms(shape, drafting=arm.policy.drafts), 0.0)
         clock += ms
-        tally.lines.append((num_reqs, verified, accepted.sum(axis=1), emitted.sum(axis=1), ms))
+        tally.lines.append((num_reqs, drafted.sum(axis=1), verified, accepted.sum(axis=1), emitted.sum(axis=1), ms))
         if kept is not None:
             _keep(kept, rows, admitted, active, emitted, live if confidence is not None else None, ms)
         if confidence is not None:
@@ -187,9 +187,9 @@ def simulate(
         if kept is not None and len(tpot):
             kept.tpot_ms.append(tpot)
         steps += 1
-    whole = tally.totals(num_slots, copies)
+    whole = tally.totals(copies)
     whole = replace(whole, ms=whole.ms + prefill[0], emitted=whole.emitted + prefill[1].astype(np.int64))
-    full = tally.totals(num_slots, copies, concurrency)
+    full = tally.totals(copies, concurrency)
     return ClosedLoopResult(full, whole, confidence.finish() if confidence is not None else [], kept)
 
 
@@ -293,19 +293,21 @@ class _Tally:
     """What each step did in sum, `[runs]` each; summed over windows at the end."""
 
     def __init__(self) -> None:
-        self.lines: list[tuple[IntArray, IntArray, IntArray, IntArray, F64Array]] = []
+        self.lines: list[tuple[IntArray, IntArray, IntArray, IntArray, IntArray, F64Array]] = []
 
-    def totals(self, num_slots: int, copies: int, at_concurrency: int | None = None) -> Totals:
+    def totals(self, copies: int, at_concurrency: int | None = None) -> Totals:
         """Sum over all steps with requests, or over those with `at_concurrency` requests only."""
-        num_reqs, admitted, accepted, emitted, ms = (np.stack(column) for column in zip(*self.lines, strict=True))
+        num_reqs, drafted, admitted, accepted, emitted, ms = (
+            np.stack(column) for column in zip(*self.lines, strict=True)
+        )
         counted = num_reqs > 0 if at_concurrency is None else num_reqs == at_concurrency
         blocks = np.where(counted, num_reqs, 0).sum(axis=0) * copies
-        admitted, accepted, emitted = (
-            np.where(counted, column, 0).sum(axis=0) * copies for column in (admitted, accepted, emitted)
+        drafted, admitted, accepted, emitted = (
+            np.where(counted, column, 0).sum(axis=0) * copies for column in (drafted, admitted, accepted, emitted)
         )
         steps = counted.sum(axis=0)
         time = np.where(counted, ms, 0).sum(axis=0)
-        return Totals(steps, blocks, blocks * num_slots, admitted, accepted, emitted, time)
+        return Totals(steps, blocks, drafted, admitted, accepted, emitted, time)
 
 
 def _keep(

@@ -23,7 +23,9 @@ class Pool:
         start, prompt_len, output_len: per request, int `[num_requests]`.
         unit: bootstrap unit of each request: requests with the same content share one, int `[num_requests]`.
         num_accepted: leading slots that the target accepts at full admission, int `[rows]`.
-        num_recorded: slots that the trace holds, int `[rows]`; an engine drafts K all the same.
+        num_recorded: slots that the trace holds, int `[rows]`.
+        num_drafted: slots that an engine drafts, int `[rows]`: those recorded, or K where the trace lacks what lies past
+            the end of an output.
         features: float32 `[K, rows]`; slots beyond `num_recorded` are filled with the slot's mean, as an engine
             that does not know where the output ends sees drafts like any other there.
         unfit: rows whose labels must not be learned from, bool `[rows]`.
@@ -36,6 +38,7 @@ class Pool:
     unit: IntArray
     num_accepted: IntArray
     num_recorded: IntArray
+    num_drafted: IntArray
     features: dict[str, F32Array]
     unfit: BoolArray
 
@@ -85,6 +88,7 @@ class Pool:
             unit,
             blocks.num_accepted,
             blocks.num_drafted,
+            blocks.num_drafted if trace.card.complete_blocks else np.full(len(blocks), slots),
             arrays,
             np.zeros(len(blocks), dtype=bool) if blocks.unfit is None else blocks.unfit,
         )

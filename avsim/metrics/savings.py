@@ -117,7 +117,7 @@ def _oracle_rate(
     accepted = pool.num_accepted[rows]
     unread = np.broadcast_to(np.float32(1), (num_slots, steps, reqs))
     size = np.full(steps, reqs)
-    drafted = np.full(rows.shape, num_slots)
+    drafted = np.minimum(pool.num_drafted[rows], num_slots)
     step = StepBatch(unread, unread, drafted, size, size, size, tables, accepted, remaining)
     admitted = Oracle().admit(step)
     held = (pool.prompt_len[_request(pool, rows)] + rows - pool.start[_request(pool, rows)] + 1).sum(axis=1)

@@ -14,15 +14,16 @@ from avsim.sources import open_trace
 
 def main(dense_path: str, live_path: str) -> None:
     dense, live = open_trace(dense_path), open_trace(live_path)
-    truth, seen = dense.blocks(("log_odds",)), live.blocks(("log_odds",))
+    features = tuple({"log_odds"} & {*dense.card.recorded} & {*live.card.recorded})
+    truth, seen = dense.blocks(features), live.blocks(features)
     row_of = {pair: row for row, pair in enumerate(zip(truth.request.tolist(), truth.position.tolist(), strict=True))}
-    same_length = dict(zip(live.requests["request"], live.requests["output_len"], strict=True))
+    of_live = dict(zip(live.requests["request"], live.requests["output_len"], strict=True))
     of_dense = dict(zip(dense.requests["request"], dense.requests["output_len"], strict=True))
     total = equal = diverged = 0
     apart: list[float] = []
     for request in live.requests["request"].to_list():
         rows = np.flatnonzero(np.asarray(seen.request) == request)
-        good = same_length[request] == of_dense[request]
+        good = of_live[request] == of_dense[request]
         for row in rows:
             match = row_of.get((request, int(seen.position[row])))
             admitted = int(seen.num_admitted[row])
@@ -31,12 +32,13 @@ def main(dense_path: str, live_path: str) -> None:
                 good = False
                 break
             total += 1
-            if admitted:
+            if admitted and features:
                 apart.append(abs(float(seen.features["log_odds"][0][row] - truth.features["log_odds"][0][match])))
         equal += good
         diverged += not good
     print(f"{equal} of {equal + diverged} requests are the same block by block ({total} blocks compared equal)")
-    print(f"log-odds of slot 0 differ by {np.median(apart):.1e} (median), {np.max(apart):.1e} (largest)")
+    if apart:
+        print(f"log-odds of slot 0 differ by {np.median(apart):.1e} (median), {np.max(apart):.1e} (largest)")
 
 
 if __name__ == "__main__":

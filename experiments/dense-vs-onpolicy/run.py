@@ -88,7 +88,8 @@ def table(results: list[dict[str, str | float]]) -> str:
 def main() -> None:
     dense = [path for path in sorted(TRACES.iterdir()) if open_trace(path).card.kind == "dense"]
     # A replay of the whole needs confidences, and so features.
-    results = [row for path in dense if "log_odds" in open_trace(path).card.recorded for row in rows(path)]
+    chosen = [path for path in dense if "log_odds" in open_trace(path).card.recorded and "headless" not in path.name]
+    results = [row for path in chosen for row in rows(path)]
     with (HERE / "results.csv").open("w", newline="", encoding="utf-8") as file:
         writer = csv.DictWriter(file, COLUMNS)
         writer.writeheader()
