@@ -24,8 +24,8 @@ class Pool:
         unit: bootstrap unit of each request: requests with the same content share one, int `[num_requests]`.
         num_accepted: leading slots that the target accepts at full admission, int `[rows]`.
         num_recorded: slots that the trace holds, int `[rows]`.
-        num_drafted: slots that an engine drafts, int `[rows]`: those recorded, or K where the trace lacks what lies past
-            the end of an output.
+        num_drafted: slots that an engine drafts, int `[rows]`: those recorded, or K where the trace lacks what lies
+            past the end of an output.
         features: float32 `[K, rows]`; slots beyond `num_recorded` are filled with the slot's mean, as an engine
             that does not know where the output ends sees drafts like any other there.
         unfit: rows whose labels must not be learned from, bool `[rows]`.
