@@ -20,8 +20,9 @@ from numpy.typing import NDArray
 from avsim.capture.reduce import reduce_logits
 from avsim.types import F32Array
 
-__all__ = ["DeviceTables", "HostStep"]
+__all__ = ["CONFIDENCE", "DeviceTables", "HostStep"]
 
+CONFIDENCE = "confidence"
 _SLACK = 1e-2  # a log-probability above this comes of logits that are not those the draft was drawn from
 
 
@@ -70,18 +71,30 @@ class DeviceTables:
         names: of the features; none where the drafter has no logits.
         num_top: largest logits among them.
         device: of the engine.
+        with_confidence: whether steps come with the engine's own confidences, a feature of their own.
     """
 
-    def __init__(self, max_num_reqs: int, num_slots: int, names: Sequence[str], num_top: int, device: Any) -> None:
+    def __init__(
+        self,
+        max_num_reqs: int,
+        num_slots: int,
+        names: Sequence[str],
+        num_top: int,
+        device: Any,
+        *,
+        with_confidence: bool = False,
+    ) -> None:
         import torch
 
-        self.names = list(names)
+        self._reduced = list(names)
+        self.names = [*names, *([CONFIDENCE] if with_confidence else [])]
         self.seen = False  # whether any logits have come by
         self._num_top = num_top
         self._shape = (max_num_reqs, num_slots, len(self.names))
         self._device = device
         # One row more than slots: row −1 takes what the padded rows of a graph write.
-        self.table = torch.full((max_num_reqs + 1, *self._shape[1:]), torch.nan, dtype=torch.float32, device=device)
+        shape = (max_num_reqs + 1, num_slots, len(self._reduced))
+        self.table = torch.full(shape, torch.nan, dtype=torch.float32, device=device)
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
         self._free = [self._make() for _ in range(3)]
 
@@ -95,30 +108,35 @@ class DeviceTables:
         """
         import torch
 
-        if not self.names:
+        if not self._reduced:
             return
         rows = logits.shape[0]
         slots = slots[:rows].long()
         features = reduce_logits(logits, temperature[slots.clamp(min=0)], self._num_top)
         steps = steps.reshape(-1)[:rows].long().expand(rows)
-        self.table[slots, steps] = torch.stack([features[name] for name in self.names], dim=1)
+        self.table[slots, steps] = torch.stack([features[name] for name in self._reduced], dim=1)
         self.seen = True
 
-    def copy(self, slots: Any, numbers: Sequence[Any], drawn: tuple[Any, Any, Any] | None) -> HostStep:
+    def copy(
+        self, slots: Any, numbers: Sequence[Any], drawn: tuple[Any, Any, Any] | None, confidence: Any | None = None
+    ) -> HostStep:
         """Start copying a step to the host: the features of its slots and whole numbers `[B, …]`.
 
         Args:
             slots: `[B]`, none of them negative.
             drawn: draft logits by slot `[slots, K, vocab]`, drawn ids `[B, K]` and temperature by slot, where drafts
                 are sampled; then `draft_logprob` becomes that of the drawn token.
+            confidence: `[B, K]`, the engine's own, if `with_confidence`.
         """
         import torch
 
         pieces = [tensor.reshape(len(slots), -1).long() for tensor in numbers]
         joined = torch.cat(pieces, dim=1)
         features = self.table[slots]
-        if drawn is not None and self.names:
+        if drawn is not None and self._reduced:
             self._put_drawn(features, slots, *drawn)
+        if confidence is not None:
+            features = torch.cat([features, confidence[:, :, None].float()], dim=2)
         buffers = self._free.pop() if self._free else self._make()
         host = buffers.numbers[: joined.numel()].view(joined.shape)
         host_features = buffers.features[: len(slots)]

@@ -7,7 +7,7 @@ from typing import Any
 
 from avsim.capture import vllm_facts
 
-__all__ = ["facts", "feature_source", "graph_mode", "unfit"]
+__all__ = ["facts", "feature_source", "graph_mode", "has_confidence", "unfit"]
 
 
 def unfit(runner: Any) -> str | None:
@@ -43,6 +43,14 @@ def feature_source(runner: Any) -> bool:
     speculator = runner.speculator
     shows = hasattr(speculator, "_maybe_predict_acceptance")
     return shows and not getattr(speculator, "use_local_argmax_reduction", False)
+
+
+def has_confidence(runner: Any) -> bool:
+    """Whether the engine computes confidences: of the drafter's head, or else of its online estimator."""
+    speculator = runner.speculator
+    return bool(getattr(speculator, "enable_adaptive_verification", False)) and hasattr(
+        speculator, "draft_token_confidence_probs"
+    )
 
 
 def graph_mode(runner: Any, full_cudagraph: bool | None) -> str | None:

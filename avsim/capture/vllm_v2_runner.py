@@ -13,7 +13,7 @@ from avsim.capture.reduce import feature_names
 from avsim.capture.vllm_stop import num_emitted
 from avsim.capture.vllm_v1_runner import CATEGORY
 from avsim.capture.vllm_v2_device import DeviceTables, HostStep
-from avsim.capture.vllm_v2_facts import feature_source, graph_mode
+from avsim.capture.vllm_v2_facts import feature_source, graph_mode, has_confidence
 
 __all__ = ["RunnerCapture"]
 
@@ -58,7 +58,15 @@ class RunnerCapture:
         self.recorder = recorder
         self.num_slots = int(runner.num_speculative_steps)
         names = feature_names(num_top) if feature_source(runner) else []
-        self.tables = DeviceTables(int(runner.max_num_reqs), self.num_slots, names, num_top, runner.device)
+        self.has_confidence = has_confidence(runner)
+        self.tables = DeviceTables(
+            int(runner.max_num_reqs),
+            self.num_slots,
+            names,
+            num_top,
+            runner.device,
+            with_confidence=self.has_confidence,
+        )
         self._live: dict[str, _Request] = {}
         self._step: _Step | None = None
         self._waiting: deque[_Step] = deque()
@@ -133,7 +141,9 @@ class RunnerCapture:
         drawn = None if draft_logits is None else (draft_logits, drafted, speculator.temperature)
         numbers = (sampled.sampled_token_ids, sampled.num_sampled, sampled.num_rejected, step.scheduled, drafted)
         step.has_features = self.tables.seen
-        step.copy = self.tables.copy(slots, numbers, drawn)
+        # By row of the batch, not by slot.
+        confidence = speculator.draft_token_confidence_probs[: len(slots)] if self.has_confidence else None
+        step.copy = self.tables.copy(slots, numbers, drawn, confidence)
         step.scheduled = None
         self._waiting.append(step)
         self._report_ready(1)

@@ -113,6 +113,8 @@ def test_blocks_are_what_the_engines_estimator_saw(v2_runs):
             assert run.blocks.num_accepted[row] == entry["accepted"]
             features = [run.blocks.features["log_odds_f32"][slot][row] for slot in range(K)]
             assert features == pytest.approx(entry["features"], rel=1e-5, abs=1e-5)
+            confidences = [run.blocks.features["confidence"][slot][row] for slot in range(K)]
+            assert confidences == pytest.approx(entry["predictions"], rel=1e-6)
             checked += 1
     assert checked == len(run.blocks.request)
 
