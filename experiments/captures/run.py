@@ -1,6 +1,6 @@
 """Captures the shipped dense traces, those of `TRACES` or the ones named; a killed run goes on where it stopped.
 
-    PYTHONPATH=. python experiments/captures/run.py --target TARGET --drafters experiments/drafters/work \\
+    PYTHONPATH=. python experiments/captures/run.py --target TARGET --drafters experiments/drafters/build \\
         --prompts PROMPTS --out traces [NAME ...]
 
 TARGET is SmolLM2-135M-Instruct as a Hugging Face folder, PROMPTS holds `gsm8k_test.jsonl`, `humaneval.jsonl` and

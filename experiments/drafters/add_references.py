@@ -20,9 +20,9 @@ from transformers import AutoTokenizer
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--target", type=Path, default=Path("experiments/drafters/work/target"))
+    parser.add_argument("--target", type=Path, default=Path("experiments/drafters/build/target"))
     parser.add_argument("--prompts", type=Path, default=Path("prompts"))
-    parser.add_argument("--data", type=Path, default=Path("experiments/drafters/work/data"))
+    parser.add_argument("--data", type=Path, default=Path("experiments/drafters/build/data"))
     parser.add_argument("--count", type=int, default=100)
     parser.add_argument("--seed", type=int, default=1)
     args = parser.parse_args()

@@ -1,14 +1,17 @@
-"""Closed-form start and loss of the parallel block drafters (`train_dflash.py`, `train_dspark.py`)."""
+"""Closed-form start, loss and training of the parallel block drafters (`train_dflash.py`, `train_dspark.py`)."""
 
 from __future__ import annotations
 
+import argparse
+
 import torch
 import torch.nn.functional as F
-from common import LAYERS, WIDTH, Sequence
+from common import LAYERS, WIDTH, Sequence, load_head, load_sequences
+from evaluation import Bare, evaluate, save
 from torch import Tensor
-from training import SmallHead, ridge
+from training import SmallHead, Trainer, minibatches, ridge
 
-from avsim.capture.dense.drafters.dflash import HEAD, block_states, context
+from avsim.capture.dense.drafters.dflash import HEAD, DFlash, block_states, context
 from avsim.capture.dense.drafters.dspark import markov
 
 HEADS, MLP = 9, 768
@@ -75,3 +78,34 @@ def loss(w: Weights, s: Sequence, embedding: Tensor, head: SmallHead, ends_per_s
         distance = F.smooth_l1_loss(x, s.last[at].float())
         total = total + 0.85**k * (head.loss(x, s.top_ids[at], s.top_probs[at]) + 0.5 * distance)
     return total / slots
+
+
+def train(args: argparse.Namespace, drafter: type[DFlash], *, leave_out: int = 0, rank: int = 0) -> None:
+    """Start in closed form, train for the minutes asked for, print held-out acceptance, and save.
+
+    Args:
+        drafter: `DFlash`, or `DSpark` with a `rank`.
+        leave_out: keep each such sequence from the training; 0 for none.
+        rank: of the Markov head; 0 for none.
+    """
+    embedding = load_head(args.target, args.device)
+    sequences, held_out = load_sequences(args.data, args.device), load_sequences(args.held_out, args.device)
+    sequences = [s for s in sequences if len(s.tokens) - s.prompt_len > args.slots + 1]
+    sequences = [s for i, s in enumerate(sequences) if not leave_out or i % leave_out]
+    config = {"drafter": drafter.kind, "num_slots": args.slots, "hidden_layers": LAYERS, "width": WIDTH}
+    weights = initial_weights(sequences, embedding, args.slots, rank)
+    head, bare = SmallHead(sequences, embedding), Bare(embedding)
+    baseline = evaluate(drafter(config, weights, bare), held_out, embedding)
+    baseline.print("closed form")
+    fixed = {name: weights.pop(name) for name in FIXED}
+    trainer = Trainer(weights, args.minutes, args.lr)
+    for batch in minibatches(sequences, 4, torch.Generator().manual_seed(args.seed)):
+        if trainer.done >= 1:
+            break
+        each = [loss(fixed | trainer.weights, s, embedding, head, ends_per_sequence=32) for s in batch]
+        trainer.step(torch.stack(each).mean())
+    weights = fixed | trainer.average
+    tally = evaluate(drafter(config, weights, bare), held_out, embedding)
+    tally.print("trained")
+    more = {"markov_rank": rank} if rank else {}
+    save(args, weights, config, tally, baseline, sequences, kind=drafter.kind, steps=trainer.steps, **more)

@@ -66,7 +66,7 @@ def check(name: str, folder: Path, target: Model, sequences: list[Sequence]) -> 
 
 
 def main() -> None:
-    work = Path("experiments/drafters/work")
+    work = Path("experiments/drafters/build")
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="+", choices=sorted(MODULES))
     parser.add_argument("--target", type=Path, default=work / "target")

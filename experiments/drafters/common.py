@@ -80,7 +80,7 @@ def load_sequences(folder: Path, device: str = "cpu") -> list[Sequence]:
 
 def script_arguments(name: str, doc: str | None, minutes: float) -> argparse.Namespace:
     """The options that all training scripts share."""
-    work = Path("experiments/drafters/work")
+    work = Path("experiments/drafters/build")
     parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--target", type=Path, default=work / "target")
     parser.add_argument("--data", type=Path, default=work / "data")

@@ -20,8 +20,8 @@ from safetensors.torch import save_file
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--target", type=Path, default=Path("experiments/drafters/work/target"))
-    parser.add_argument("--data", type=Path, default=Path("experiments/drafters/work/data"))
+    parser.add_argument("--target", type=Path, default=Path("experiments/drafters/build/target"))
+    parser.add_argument("--data", type=Path, default=Path("experiments/drafters/build/data"))
     parser.add_argument("--batch", type=int, default=8)
     parser.add_argument("--device", default="cpu")
     args = parser.parse_args()

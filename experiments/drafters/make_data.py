@@ -181,9 +181,9 @@ def generate(model: Any, prompts: list[list[int]], hot: torch.Tensor, max_new: i
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--target", type=Path, default=Path("experiments/drafters/work/target"))
+    parser.add_argument("--target", type=Path, default=Path("experiments/drafters/build/target"))
     parser.add_argument("--prompts", type=Path, default=Path("prompts"))
-    parser.add_argument("--out", type=Path, default=Path("experiments/drafters/work/data"))
+    parser.add_argument("--out", type=Path, default=Path("experiments/drafters/build/data"))
     parser.add_argument("--minutes", type=float, default=8.0)
     parser.add_argument("--batch", type=int, default=48)
     parser.add_argument("--max-new", type=int, default=224)

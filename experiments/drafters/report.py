@@ -38,7 +38,7 @@ def table(cards: dict[str, dict[str, object]]) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--work", type=Path, default=Path("experiments/drafters/work"))
+    parser.add_argument("--work", type=Path, default=Path("experiments/drafters/build"))
     parser.add_argument("--readme", type=Path, default=Path(__file__).with_name("README.md"))
     args = parser.parse_args()
     names = [name for name in ("eagle", "dspark", "mtp", "dflash") if (args.work / name / "card.json").exists()]
