@@ -107,9 +107,6 @@ def eagle_step(target: Model, spec: str, batch: int, context: int, slots: int) -
 def parallel_step(target: Model, spec: str, batch: int, context: int, slots: int) -> Step:
     """`slots` greedy drafts by the dense tracer's own drafter: the requests share one cached context."""
     drafter = _drafter(spec, target)
-    weights = drafter.weights
-    # A float32 confidence head: its inputs are partly float32 whatever the target's precision.
-    drafter.weights = weights | {n: w.float() for n, w in weights.items() if n.startswith("confidence.")}
     tokens = torch.randint(100, 1000, (context + 1,), device=target.device)
     state = drafter.begin(tokens, target.hidden_layers(tokens, drafter.hidden_layers)[1])
     ends = torch.full((batch,), context, device=target.device)
