@@ -117,4 +117,4 @@ def test_print_the_overhead(runs, name):
     said = runs(name).said
     ratio = said["elapsed_s"] / (said["elapsed_s"] - said["hook_s"])
     print(f"{name}: {said['elapsed_s']:.2f} s with the hooks, {ratio:.4f} times the same without")
-    assert ratio >= 1
+    assert said["hook_s"] > 0, "the hooks were not attached, so the ratio says nothing"
