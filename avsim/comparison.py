@@ -18,7 +18,7 @@ from avsim.metrics.savings import Path, flatten_log
 from avsim.policies.budget import survival
 from avsim.simulate import Arm, simulate
 from avsim.sources.base import Trace
-from avsim.types import BoolArray, F32Array, F64Array, IntArray, Observations, observe
+from avsim.types import BoolArray, F32Array, F64Array, IntArray, Observations
 from avsim.what_if import check_match
 from avsim.workload import Pool, request_sequences
 
@@ -137,9 +137,9 @@ def score_path(estimator: Estimator, pool: Pool, path: Path) -> Score:
         product = survival(confidence[:, None], np.full((1, len(rows)), slots))[:, 0]
         cumulative.add(product, accepted, slot < np.minimum(recorded, admitted))
         losses += _loss_by_unit(confidence, accepted, reached, unit_of_row[rows], pool.num_units)
-        observed, label = observe(np.minimum(admitted, recorded), np.minimum(full, admitted), slots, pool.unfit[rows])
         starts = np.concatenate(([0], np.cumsum(active.sum(axis=1))))
-        seen = Observations(features, confidence, observed, label, starts)
+        known = np.minimum(admitted, recorded)
+        seen = Observations.grade(features, confidence, known, np.minimum(full, known), starts, pool.unfit[rows])
         state = advance(estimator, state, seen, len(active))
     return Score(conditional, cumulative, losses, state.refits)
 

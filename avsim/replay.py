@@ -10,18 +10,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from avsim.costs.base import CostModel, CostTables, StepShape
 from avsim.epochs import Epoch, epochs
 from avsim.errors import InputError
-from avsim.estimators.base import Arrays, EstimatorState, advance
+from avsim.estimators.base import MEMORY, Arrays, EstimatorState, advance
 from avsim.metrics.calibration import Calibration
 from avsim.policies.base import NO_LOGIT_LIMIT, StepBatch
 from avsim.simulate import Arm, Totals
 from avsim.sources.base import Trace
-from avsim.types import F32Array, F64Array, IntArray, Observations, observe
+from avsim.types import F32Array, F64Array, IntArray, Observations
 
 __all__ = ["OpenLoopResult", "replay"]
 
@@ -82,7 +83,7 @@ def replay(
     output_len = trace.requests["output_len"].to_numpy().astype(np.int64)
     recorded = _recorded_steps(trace)
     players = [_Player(arm, truth, belief, slots, unit, output_len, recorded, max_total_logits) for arm in arms]
-    warm_steps = warm_refits * max(player.interval for player in players)
+    warm_steps = warm_refits * max(player.refit_interval for player in players)
     wanted = sorted({name for arm in arms if arm.estimator for name in arm.estimator.features} - {"label"})
     for interval in sorted({player.interval for player in players}):
         due = [player for player in players if player.interval == interval]
@@ -130,10 +131,15 @@ class _Player:
         self.depth = arm.policy.depth(num_slots)
         self.max_total_logits = max_total_logits
         self.estimator = arm.estimator if arm.policy.uses_confidence else None
-        self.interval = self.estimator.refit_interval if self.estimator else _PLAIN_EPOCH
+        self.refit_interval = self.estimator.refit_interval if self.estimator else _PLAIN_EPOCH
+        # What an estimator keeps of each request changes with every step, so its epochs are single steps.
+        self.interval = 1 if self.estimator and self.estimator.memory_size else self.refit_interval
         self.state = self.estimator.start(num_slots) if self.estimator else None
         self.calibration = Calibration(num_slots) if self.estimator else None
+        size = self.estimator.memory_size if self.estimator else 0
+        self.memory = np.zeros((size, len(output_len)), dtype=np.float32)
         self.params: dict[int, Arrays] = {}
+        self.first_step: int | None = None
         self.tables = CostTables(np.zeros(0), np.zeros(0))
         self.next_epoch: int | None = None
         self.seen_step = np.full(len(output_len), -1)
@@ -186,8 +192,10 @@ class _Player:
         if self.estimator is None or self.state is None or self.seen is None or blocks.step is None:
             unread = np.broadcast_to(np.float32(1), (self.num_slots, len(blocks)))
             return unread, unread
+        if self.first_step is None:
+            self.first_step = epoch.first_step
         self._catch_up(epoch)
-        self.params[epoch.index] = self.state.params
+        self.params[self._refit_of(epoch.first_step)] = self.state.params
         features = self._features(epoch)
         confidence = self.estimator.predict(self.state.params, features, (self.num_slots, len(blocks)))
         here = epoch.previous >= 0
@@ -197,7 +205,7 @@ class _Player:
         stale = np.flatnonzero((previous_step >= 0) & (previous_step < epoch.first_step - 1))
         if len(stale):
             confidence = confidence.copy()
-            drafted_in = (previous_step[stale] + 1) // self.interval
+            drafted_in = self._refit_of(previous_step[stale] + 1)
             for index in np.unique(drafted_in):
                 rows = stale[drafted_in == index]
                 old = {name: array[:, rows] for name, array in features.items()}
@@ -221,7 +229,15 @@ class _Player:
     def _features(self, epoch: Epoch) -> dict[str, F32Array]:
         assert self.estimator is not None
         label = epoch.accepted.astype(np.float32)
-        return {name: label if name == "label" else epoch.features[name] for name in self.estimator.features}
+        columns = {name: label if name == "label" else epoch.features[name] for name in self.estimator.features}
+        if self.estimator.memory_size:
+            columns[MEMORY] = self.memory[:, epoch.blocks.request]
+        return columns
+
+    def _refit_of(self, step: Any) -> Any:
+        """Return how many refits came before a step was drafted for."""
+        assert self.first_step is not None
+        return (step - self.first_step) // self.refit_interval
 
     def _catch_up(self, epoch: Epoch) -> None:
         """Steps without any draft count towards the next refit as well."""
@@ -235,8 +251,9 @@ class _Player:
         if counted:
             self.calibration.add(confidence, epoch.accepted, epoch.reached)
         graded = np.minimum(admitted, epoch.blocks.num_admitted)
-        observed, label = observe(graded, accepted, self.num_slots, epoch.blocks.unfit)
-        seen = Observations(self._features(epoch), confidence, observed, label, epoch.starts)
+        seen = Observations.grade(self._features(epoch), confidence, graded, accepted, epoch.starts, epoch.blocks.unfit)
+        if self.estimator.memory_size:
+            self.memory[:, epoch.blocks.request] = self.estimator.remember(self.state.params, seen)
         self.state = advance(self.estimator, self.state, seen, self.interval)
         self.next_epoch = epoch.index + 1
 

@@ -31,12 +31,14 @@ class Arm:
     """One way of serving: a policy, the estimator that it reads, and how old its sizing confidences are.
 
     `lag` counts records: 1 is vLLM (a block is sized by the confidences of the request's block before it), 0 sizes
-    on the live confidences. A request's first `lag` blocks are sized at 1.
+    on the live confidences. A request's first `lag` blocks are sized at 1. `uncensored`: the estimator learns from
+    every slot that a verdict reaches at full admission; no engine can, it is there to price censoring.
     """
 
     policy: Policy
     estimator: Estimator | None = None
     lag: int = 1
+    uncensored: bool = False
 
     def __post_init__(self) -> None:
         if self.policy.uses_confidence and self.estimator is None:
@@ -138,7 +140,7 @@ def simulate(
     confidence = None
     if arm.policy.uses_confidence and arm.estimator is not None:
         start = states or [arm.estimator.start(num_slots)] * runs
-        confidence = ClosedLoopConfidence(arm.estimator, pool, start, num_slots, concurrency)
+        confidence = ClosedLoopConfidence(arm.estimator, pool, start, num_slots, concurrency, arm.uncensored)
     history: deque[F32Array] = deque(maxlen=arm.lag)
     unread = np.broadcast_to(np.float32(1), (num_slots, runs, concurrency))
     tally, prefill = _Tally(), np.zeros((2, runs))
@@ -150,7 +152,7 @@ def simulate(
             prefill += (charged := _prefill(truth, seats, copies))
             clock += charged[0]
         rows, active, num_reqs, remaining = seats.rows, seats.active, seats.num_active, seats.remaining
-        live = confidence.predict(rows) if confidence is not None else unread
+        live = confidence.predict(rows, seats.age == 0) if confidence is not None else unread
         drafted = np.where(active, np.minimum(pool.num_drafted[rows], num_slots), 0)
         truth_accepted = pool.num_accepted[rows]
         batch = StepBatch(

@@ -73,6 +73,8 @@ class Observations:
         observed: True where the target's verdict is known, bool `[K, n]`.
         accepted: the label, bool `[K, n]`; meaningful only where observed.
         step_starts: offsets of the rows of each step, int64 `[steps + 1]`; rows are sorted by step.
+        num_admitted: M, leading slots whose *cumulative* label (k < A) is known, int64 `[n]`; 0 in rows whose labels
+            must not be learned from.
     """
 
     features: Features
@@ -80,6 +82,32 @@ class Observations:
     observed: BoolArray
     accepted: BoolArray
     step_starts: IntArray
+    num_admitted: IntArray
+
+    @classmethod
+    def grade(
+        cls,
+        features: Features,
+        confidence: F32Array,
+        num_admitted: IntArray,
+        num_accepted: IntArray,
+        step_starts: IntArray,
+        unfit: BoolArray | None = None,
+    ) -> Observations:
+        """Return blocks with what a server may know of their verdicts; see `observe`, the only place that censors."""
+        observed, accepted = observe(num_admitted, num_accepted, len(confidence), unfit)
+        known = num_admitted if unfit is None else np.where(unfit, 0, num_admitted)
+        return cls(features, confidence, observed, accepted, step_starts, known)
+
+    @property
+    def verified(self) -> BoolArray:
+        """True where the cumulative label k < A is known: slots k < M, bool `[K, n]`."""
+        return np.arange(len(self.confidence), dtype=np.int16)[:, None] < self.num_admitted.astype(np.int16)
+
+    @property
+    def survived(self) -> BoolArray:
+        """The cumulative label k < A, bool `[K, n]`; meaningful only where `verified`."""
+        return self.observed & self.accepted
 
 
 def observe(

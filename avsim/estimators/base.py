@@ -17,10 +17,13 @@ from numpy.typing import NDArray
 from avsim.errors import InputError
 from avsim.types import F32Array, Features, Observations
 
-__all__ = ["Arrays", "Estimator", "EstimatorState", "advance"]
+__all__ = ["MEMORY", "Arrays", "Estimator", "EstimatorState", "advance"]
 
 Arrays = Mapping[str, NDArray[Any]]
 """Named arrays; an estimator's parameters and its statistics are each one such mapping, never mutated."""
+
+MEMORY = "memory"
+"""The key under which `predict`, `accumulate` and `remember` find what is kept of each request, float32 `[D, rows]`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +81,10 @@ class Estimator(ABC):
     """True for bounds that read the verdict itself; no engine can run them."""
     uses_drawn_token: ClassVar[bool] = False
     """True where p_k depends on the token drawn in slot k: lossy with sampled drafts (DESIGN §3)."""
+    cumulative: ClassVar[bool] = False
+    """True where it learns from the label k < A of every verified slot, and so reads features past a rejection."""
+    offline: ClassVar[bool] = False
+    """True where parameters come from `fit` on graded blocks kept apart, and serving does not change them."""
 
     def __post_init__(self) -> None:
         if self.refit_interval < 1:
@@ -87,6 +94,11 @@ class Estimator(ABC):
     def features(self) -> tuple[str, ...]:
         """Names of the feature columns that `predict` and `accumulate` read."""
         return ()
+
+    @property
+    def memory_size(self) -> int:
+        """D, the numbers kept of each request from block to block: 0 when its first block is drafted."""
+        return 0
 
     @abstractmethod
     def init(self, num_speculative_tokens: int) -> Arrays:
@@ -107,6 +119,22 @@ class Estimator(ABC):
     def refit(self, params: Arrays, stats: Arrays) -> tuple[Arrays, Arrays]:
         """Return `(new parameters, statistics to go on with)`."""
         return params, stats
+
+    def remember(self, params: Arrays, observations: Observations) -> F32Array:
+        """Return what to keep of each request after one step, float32 `[D, rows]`.
+
+        Called once per step, whose blocks belong to different requests, with the parameters that predicted it;
+        `observations.features[MEMORY]` is what was kept before.
+        """
+        return observations.features[MEMORY]
+
+    def fit(self, num_speculative_tokens: int, observations: Observations) -> Arrays:
+        """Return parameters fitted to graded blocks; only where `offline`.
+
+        Raises:
+            InputError: the estimator learns online.
+        """
+        raise InputError(f"{self.name} learns while serving; it has no offline fit")
 
     def start(self, num_speculative_tokens: int) -> EstimatorState:
         """Return the state of a cold start."""

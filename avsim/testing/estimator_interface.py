@@ -11,13 +11,17 @@ from itertools import product
 import numpy as np
 
 from avsim.errors import AvsimError
-from avsim.estimators.base import Arrays, Estimator, EstimatorState
-from avsim.testing.stream import drive, grade, make_stream
+from avsim.estimators.base import MEMORY, Arrays, Estimator, EstimatorState
+from avsim.testing.stream import drive, fresh_memory, grade, make_stream
 from avsim.types import F32Array, Observations
 
 __all__ = ["INTERFACE_CHECKS", "same_arrays", "same_state"]
 
-_RANGES = {"label": (0, 1), "confidence": (0, 1)}
+_UNIT = (0, 1)
+_RANGES = {
+    "label": _UNIT, "confidence": _UNIT, "alpha": _UNIT, "accept_prob": _UNIT, "draft_logprob": (-40, 0),
+    "target_logprob": (-40, 0), "entropy": (0, 40), "margin": (0, 40),
+}  # fmt: skip
 
 
 def same_arrays(left: Arrays, right: Arrays) -> bool:
@@ -40,7 +44,7 @@ def check_output_type(estimator: Estimator) -> None:
     """Confidences are float32 `[K, rows]`, for any number of slots and rows, none included."""
     for slots, rows in ((1, 1), (3, 0), (5, 13), (16, 2)):
         stream = make_stream(estimator.features, num_steps=1, num_reqs=rows, num_slots=slots, trimmed=False)
-        p = estimator.predict(estimator.init(slots), stream.rows(estimator.features), (slots, rows))
+        p = estimator.predict(estimator.init(slots), stream.inputs(estimator), (slots, rows))
         assert isinstance(p, np.ndarray), f"predict returned a {type(p).__name__}, not an array"
         assert p.dtype == np.float32, f"predict returned {p.dtype}, not float32"
         assert p.shape == (slots, rows), f"predict returned shape {p.shape}, not {(slots, rows)}"
@@ -53,10 +57,10 @@ def check_probability_range(estimator: Estimator) -> None:
     extreme = {
         name: np.tile(np.array(line, dtype=np.float32).clip(*_RANGES.get(name, (-40, 40))), (stream.num_slots, 1))
         for name, line in zip(estimator.features, zip(*corners, strict=True), strict=False)
-    }
+    } | fresh_memory(estimator, len(corners))
     for label, state in (("cold", estimator.start(stream.num_slots)), ("trained", drive(estimator, stream).state)):
         for where, features, rows in (
-            ("ordinary features", stream.rows(estimator.features), int(stream.active.sum())),
+            ("ordinary features", stream.inputs(estimator), int(stream.active.sum())),
             ("features of ±40", extreme, len(corners)),
         ):
             p = estimator.predict(state.params, features, (stream.num_slots, rows))
@@ -85,7 +89,7 @@ class _Guarded(Mapping[str, F32Array]):
 def check_declared_features(estimator: Estimator) -> None:
     """`predict` and `accumulate` read no feature that `features` does not list."""
     stream = make_stream(estimator.features, num_steps=20)
-    guarded = _Guarded(stream.rows(estimator.features))
+    guarded = _Guarded(stream.inputs(estimator))
     state = estimator.start(stream.num_slots)
     p = estimator.predict(state.params, guarded, (stream.num_slots, int(stream.active.sum())))
     estimator.accumulate(state.stats, grade(stream, guarded, p))
@@ -93,9 +97,9 @@ def check_declared_features(estimator: Estimator) -> None:
 
 def _graded(estimator: Estimator, num_steps: int = 40) -> tuple[Arrays, dict[str, F32Array], Observations]:
     stream = make_stream(estimator.features, num_steps=num_steps)
-    features = stream.rows(estimator.features)
+    features = stream.inputs(estimator)
     params = estimator.init(stream.num_slots)
-    p = estimator.predict(params, stream.rows(estimator.features), (stream.num_slots, int(stream.active.sum())))
+    p = estimator.predict(params, stream.inputs(estimator), (stream.num_slots, int(stream.active.sum())))
     return params, features, grade(stream, features, p.copy())
 
 
@@ -119,7 +123,7 @@ def check_learning_is_pure(estimator: Estimator) -> None:
     estimator.accumulate(stats, observations)
     assert same_arrays(stats, before[1]), "accumulate changed the statistics that it was given"
     assert same_arrays(features, before[2].features), "accumulate changed the features that it was given"
-    for name in ("confidence", "observed", "accepted", "step_starts"):
+    for name in ("confidence", "observed", "accepted", "step_starts", "num_admitted"):
         same = np.array_equal(getattr(observations, name), getattr(before[2], name))
         assert same, f"accumulate changed observations.{name}"
     estimator.refit(params, stats)
@@ -143,15 +147,16 @@ def check_state_json(estimator: Estimator) -> None:
     """A state survives JSON bit for bit, and a fresh estimator goes on from it as if nothing had happened."""
     stream = make_stream(estimator.features)
     half = len(stream) // 2
-    state = drive(estimator, stream.steps(0, half)).state
+    first = drive(estimator, stream.steps(0, half))
+    state = first.state
     try:
         back = EstimatorState.from_json(json.loads(json.dumps(state.to_json())))
     except (AvsimError, TypeError, ValueError) as error:
         raise AssertionError(f"the state does not go through JSON: {error}") from error
     assert same_state(state, back), "the state that JSON gives back is another one"
     rest = stream.steps(half, len(stream))
-    straight = drive(estimator, rest, state=state)
-    resumed = drive(copy.deepcopy(estimator), rest, state=back)
+    straight = drive(estimator, rest, state=state, memory=first.memory)
+    resumed = drive(copy.deepcopy(estimator), rest, state=back, memory=first.memory)
     assert same_state(straight.state, resumed.state), "learning from the restored state ends elsewhere"
     assert np.array_equal(straight.confidence, resumed.confidence), "the restored state predicts otherwise"
 
@@ -167,7 +172,38 @@ def check_state_size(estimator: Estimator) -> None:
         assert before == after, f"the {label} went from {before} to {after}"
 
 
+def check_memory(estimator: Estimator) -> None:
+    """What is kept of requests is finite float32 `[D, rows]`, each from its own block only, and nothing is changed."""
+    size = estimator.memory_size
+    if not size:
+        return
+    params, features, observations = _graded(estimator, num_steps=1)
+    rng = np.random.default_rng(0)
+    rows = observations.confidence.shape[1]
+    for _ in range(50):
+        before = copy.deepcopy((dict(params), dict(observations.features)))
+        kept = estimator.remember(params, observations)
+        assert same_arrays(params, before[0]), "remember changed the parameters that it was given"
+        assert same_arrays(observations.features, before[1]), "remember changed the features that it was given"
+        assert str(kept.dtype) == "float32", f"memory is {kept.dtype}, not float32"
+        assert kept.shape == (size, rows), f"memory is {kept.dtype} {kept.shape}"
+        assert np.isfinite(kept).all(), "what is kept of a request is not finite"
+        other = replace(
+            observations, accepted=np.where(np.arange(rows) > 0, ~observations.accepted, observations.accepted)
+        )
+        assert np.array_equal(estimator.remember(params, other)[:, 0], kept[:, 0]), (
+            "a request remembers another's verdict"
+        )
+        held = features | {MEMORY: kept}
+        p = estimator.predict(params, held, observations.confidence.shape)
+        alone = {name: column[:, :1] for name, column in held.items()}
+        first = estimator.predict(params, alone, (len(p), 1))[:, 0]
+        assert np.allclose(first, p[:, 0], rtol=0, atol=1e-6), "a confidence depends on what is kept of another request"
+        observations = replace(observations, features=held, confidence=p, accepted=rng.random(p.shape) < p)
+
+
 INTERFACE_CHECKS = (
+    check_memory,
     check_output_type,
     check_probability_range,
     check_declared_features,

@@ -8,10 +8,10 @@ from itertools import pairwise
 
 import numpy as np
 
-from avsim.estimators.base import Arrays, Estimator, EstimatorState
+from avsim.estimators.base import MEMORY, Arrays, Estimator, EstimatorState
 from avsim.policies.adaptive import Adaptive
 from avsim.testing.estimator_interface import same_arrays, same_state
-from avsim.testing.stream import Stream, drive, grade, log_loss, make_stream
+from avsim.testing.stream import Stream, drive, fresh_memory, grade, log_loss, make_stream
 from avsim.types import F32Array, IntArray, Observations
 
 __all__ = ["LEARNING_CHECKS"]
@@ -69,14 +69,21 @@ def check_unobserved_labels(estimator: Estimator) -> None:
 
 
 def check_unobserved_values(estimator: Estimator) -> None:
-    """NaN and wild features or confidences in unobserved slots change nothing that is learned."""
+    """NaN and wild features or confidences in unobserved slots change nothing that is learned.
+
+    Where an estimator learns from the cumulative label of every verified slot, only trimmed slots are spoiled.
+    """
     for garbage in (np.float32(np.nan), np.float32(1e30)):
 
         def spoil(observations: Observations, value: np.float32 = garbage) -> Observations:
-            def hidden(column: F32Array) -> F32Array:
-                return np.where(observations.observed, column, value)
+            known = observations.verified if estimator.cumulative else observations.observed
 
-            columns = {name: hidden(column) for name, column in observations.features.items()}
+            def hidden(column: F32Array) -> F32Array:
+                return np.where(known, column, value)
+
+            columns = {
+                name: column if name == MEMORY else hidden(column) for name, column in observations.features.items()
+            }
             return replace(observations, features=columns, confidence=hidden(observations.confidence))
 
         _unmoved_by(estimator, spoil, f"values of {garbage}")
@@ -86,6 +93,8 @@ def check_request_order(estimator: Estimator) -> None:
     """The order of the requests inside a step is irrelevant, to rounding."""
     stream = make_stream(estimator.features)
     order = np.random.default_rng(3).permuted(np.tile(np.arange(6), (len(stream), 1)), axis=1)
+    if estimator.memory_size:
+        order[:] = order[0]  # a column is a request, of which something is kept from step to step
     shuffled = Stream(
         {name: np.take_along_axis(column, order[None], axis=2) for name, column in stream.features.items()},
         np.take_along_axis(stream.probability, order[None], axis=2),
@@ -129,6 +138,7 @@ def check_starved_slot(estimator: Estimator) -> None:
 
     def at_zero(params: Arrays) -> F32Array:
         zero = {name: np.zeros((stream.num_slots, 1), dtype=np.float32) for name in estimator.features}
+        zero |= fresh_memory(estimator, 1)
         return estimator.predict(params, zero, (stream.num_slots, 1))[3:].copy()
 
     cold = at_zero(estimator.init(stream.num_slots))
@@ -139,17 +149,22 @@ def check_starved_slot(estimator: Estimator) -> None:
 def check_recovers_rates(estimator: Estimator) -> None:
     """Where acceptance depends on the slot alone, the mean confidence of each slot comes within 0.02 of it."""
     rates = np.array([0.85, 0.6, 0.75, 0.9])
-    stream = make_stream(
-        estimator.features,
-        num_steps=_REFITS * estimator.refit_interval,
-        num_reqs=_MANY,
-        num_slots=4,
-        slope=0.0,
-        intercepts=np.log(rates / (1 - rates)).tolist(),
-        trimmed=False,
+    apart, stream = (
+        make_stream(
+            estimator.features,
+            num_steps=_REFITS * estimator.refit_interval,
+            num_reqs=_MANY,
+            num_slots=4,
+            slope=0.0,
+            intercepts=np.log(rates / (1 - rates)).tolist(),
+            trimmed=False,
+            seed=seed,
+        )
+        for seed in (1, 0)
     )
     late = slice(len(stream) - estimator.refit_interval, None)
-    confidence = drive(estimator, stream).confidence[:, late].astype(np.float64)
+    driven = drive(estimator, stream, state=_learned(estimator, apart))
+    confidence = driven.confidence[:, late].astype(np.float64)
     reached = np.arange(4)[:, None, None] <= stream.num_accepted[late]
     mean = (confidence * reached).sum(axis=(1, 2)) / reached.sum(axis=(1, 2))
     # An estimator that knows the labels follows the sample, so the sample is what it is compared with as well.
@@ -162,10 +177,14 @@ def check_recovers_rates(estimator: Estimator) -> None:
 def check_recovers_logistic_law(estimator: Estimator) -> None:
     """Where p = σ(0.8·log-odds + b_k), late confidences come within 0.02 (root mean square) of the law."""
     num_steps = _REFITS * estimator.refit_interval
-    stream = make_stream(estimator.features, num_steps=num_steps, num_reqs=_MANY, trimmed=False)
+    apart, stream = (
+        make_stream(estimator.features, num_steps=num_steps, num_reqs=_MANY, trimmed=False, seed=seed)
+        for seed in (1, 0)
+    )
     late = slice(len(stream) - estimator.refit_interval, None)
     reached = np.arange(stream.num_slots)[:, None, None] <= stream.num_accepted[late]
-    error = (drive(estimator, stream).confidence - stream.probability)[:, late][reached]
+    confidence = drive(estimator, stream, state=_learned(estimator, apart)).confidence
+    error = (confidence - stream.probability)[:, late][reached]
     rms = float(np.sqrt(np.mean(error**2)))
     assert rms <= 0.02, f"confidences are {rms:.3f} from the law after {_REFITS} refits"
 
@@ -176,8 +195,8 @@ def _accumulate(estimator: Estimator, stream: Stream, cuts: list[int]) -> Estima
     for start, stop in pairwise(cuts):
         part = stream.steps(start, stop)
         shape = (stream.num_slots, int(part.active.sum()))
-        p = estimator.predict(state.params, part.rows(estimator.features), shape)
-        stats = estimator.accumulate(stats, grade(part, part.rows(estimator.features), p.copy()))
+        p = estimator.predict(state.params, part.inputs(estimator), shape)
+        stats = estimator.accumulate(stats, grade(part, part.inputs(estimator), p.copy()))
     return EstimatorState(state.params, stats)
 
 
@@ -185,14 +204,29 @@ def _unmoved_by(estimator: Estimator, change: Callable[[Observations], Observati
     stream = make_stream(estimator.features, num_steps=60)
     shape = (stream.num_slots, int(stream.active.sum()))
     state = estimator.start(stream.num_slots)
-    p = estimator.predict(state.params, stream.rows(estimator.features), shape).copy()
-    observations = grade(stream, stream.rows(estimator.features), p)
+    p = estimator.predict(state.params, stream.inputs(estimator), shape).copy()
+    observations = grade(stream, stream.inputs(estimator), p)
     stats = estimator.accumulate(state.stats, observations)
     with np.errstate(all="ignore"):
         moved = estimator.accumulate(state.stats, change(observations))
     assert same_arrays(stats, moved), f"{what} in unobserved slots changed the statistics"
     params = estimator.refit(state.params, stats)[0]
     assert same_arrays(params, estimator.refit(state.params, moved)[0]), f"{what} in unobserved slots changed a refit"
+    if estimator.memory_size:
+        with np.errstate(all="ignore"):
+            kept = estimator.remember(state.params, change(observations))
+        same = np.array_equal(kept, estimator.remember(state.params, observations))
+        assert same, f"{what} in unobserved slots changed what is kept of a request"
+
+
+def _learned(estimator: Estimator, stream: Stream) -> EstimatorState:
+    """Return the cold start, or for an offline estimator what it fits to a stream of the same law kept apart."""
+    if not estimator.offline:
+        return estimator.start(stream.num_slots)
+    features = stream.inputs(estimator)
+    state = estimator.start(stream.num_slots)
+    p = estimator.predict(state.params, features, (stream.num_slots, int(stream.active.sum()))).copy()
+    return replace(state, params=estimator.fit(stream.num_slots, grade(stream, features, p)))
 
 
 def _spliced(stream: Stream, other: Stream, kept: int) -> Stream:

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from avsim.costs.base import CostTables
-from avsim.estimators.base import Estimator, EstimatorState, advance
+from avsim.estimators.base import MEMORY, Estimator, EstimatorState, advance
 from avsim.policies.base import Policy, StepBatch
 from avsim.types import BoolArray, F32Array, F64Array, Features, IntArray, Observations, observe
 
-__all__ = ["Driven", "Stream", "drive", "grade", "log_loss", "make_stream"]
+__all__ = ["Driven", "Stream", "drive", "fresh_memory", "grade", "log_loss", "make_stream"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +58,16 @@ class Stream:
         """Return copies of the named columns for the active rows, float32 `[K, rows]`, sorted by step."""
         return {name: self.features[name][:, self.active] for name in names}
 
+    def inputs(self, estimator: Estimator) -> dict[str, F32Array]:
+        """Return what an estimator reads of the active rows: its features, and the memory of requests just begun."""
+        return self.rows(estimator.features) | fresh_memory(estimator, int(self.active.sum()))
+
+
+def fresh_memory(estimator: Estimator, rows: int) -> dict[str, F32Array]:
+    """Return what an estimator keeps of requests that have just begun, keyed as it reads it; {} if it keeps nothing."""
+    size = estimator.memory_size
+    return {MEMORY: np.zeros((size, rows), dtype=np.float32)} if size else {}
+
 
 def make_stream(
     features: Sequence[str] = ("log_odds",),
@@ -73,7 +83,9 @@ def make_stream(
     """Draw a stream in which slot k is accepted with probability σ(slope·f + b_k), f its log-odds.
 
     Every requested column is made: `log_odds`, `log_odds_f32` (which reads 40 above 15.94), `label` (1 where the
-    slot is accepted at full admission), `confidence` (in [0, 1]); any other name is standard normal noise.
+    slot is accepted at full admission), `confidence` (σ of the log-odds), `alpha` (the probability itself, NaN where
+    no verdict reaches), `accept_prob` (1 for an acceptance, else a number below 1, NaN likewise), `draft_logprob` (≤ 0,
+    of the drafter's most likely token), `entropy` and `margin` (≥ 0, noise); any other name is standard normal noise.
 
     Args:
         features: names of the columns.
@@ -103,7 +115,14 @@ def make_stream(
         "log_odds_f32": np.where(log_odds > 15.94, np.float32(40), log_odds),
         "label": (slot < num_accepted).astype(np.float32),
         "confidence": _sigmoid(log_odds.astype(np.float64)).astype(np.float32),
+        "draft_logprob": np.log(np.maximum(_sigmoid(log_odds.astype(np.float64)), 1e-17)).astype(np.float32),
     }
+    reached = slot <= num_accepted
+    noise = rng.random((4, *shape))
+    columns["alpha"] = np.where(reached, probability, np.nan).astype(np.float32)
+    columns["accept_prob"] = np.where(reached, np.where(slot < num_accepted, 1.0, noise[0]), np.nan).astype(np.float32)
+    columns["entropy"] = (3 * noise[1]).astype(np.float32)
+    columns["margin"] = (5 * noise[2]).astype(np.float32)
     for name in features:
         if name not in columns:
             columns[name] = rng.normal(size=shape).astype(np.float32)
@@ -117,17 +136,25 @@ def grade(
     active = stream.active
     admitted = (stream.num_admitted if num_admitted is None else num_admitted)[active]
     accepted = np.minimum(stream.num_accepted[active], admitted)
-    observed, label = observe(admitted, accepted, stream.num_slots)
-    return Observations(features, confidence, observed, label, np.concatenate(([0], active.sum(axis=1).cumsum())))
+    starts = np.concatenate(([0], active.sum(axis=1).cumsum()))
+    return Observations.grade(features, confidence, admitted, accepted, starts)
 
 
 @dataclass(frozen=True, slots=True)
 class Driven:
-    """What an estimator did on a stream: confidences `[K, S, R]` (1 in rows without drafts), M `[S, R]`, its state."""
+    """What an estimator did on a stream.
+
+    Attributes:
+        confidence: `[K, S, R]`, 1 in rows without drafts.
+        admitted: M, `[S, R]`.
+        state: the final state.
+        memory: what is kept of each request at the end, `[D, R]`.
+    """
 
     confidence: F32Array
     admitted: IntArray
     state: EstimatorState
+    memory: F32Array
 
 
 def drive(
@@ -135,34 +162,48 @@ def drive(
     stream: Stream,
     *,
     state: EstimatorState | None = None,
+    memory: F32Array | None = None,
     block_steps: int | None = None,
     policy: Policy | None = None,
 ) -> Driven:
     """Predict, admit, observe and learn over a stream, in blocks of steps that never cross a refit.
 
+    Each of the stream's columns is one request; what an estimator keeps of it changes with every step, so one that
+    keeps something goes step by step.
+
     Args:
         estimator, stream: what runs on what; the estimator sees its declared features only.
-        state: where to start; a cold start if None.
+        state, memory: where to start; a cold start if None.
         block_steps: the most steps that are one array operation; all up to the next refit if None.
         policy: admits on the live confidences; if None, the stream's own `num_admitted` holds.
     """
     state = estimator.start(stream.num_slots) if state is None else state
     confidence = np.ones(stream.probability.shape, dtype=np.float32)
     admitted = stream.num_admitted.copy()
+    if memory is None:
+        memory = np.zeros((estimator.memory_size, stream.active.shape[1]), dtype=np.float32)
+    else:
+        memory = memory.copy()
+    if estimator.memory_size:
+        block_steps = 1
     start = 0
     while start < len(stream):
         left = estimator.refit_interval - state.steps_since_refit
         stop = min(len(stream), start + min(left, block_steps or left))
         part, live = stream.steps(start, stop), confidence[:, start:stop]
-        features = part.rows(estimator.features)
-        rows = int(part.active.sum())
+        seats = np.nonzero(part.active)[1]
+        features = part.rows(estimator.features) | ({MEMORY: memory[:, seats]} if estimator.memory_size else {})
+        rows = len(seats)
         live[:, part.active] = p = estimator.predict(state.params, features, (stream.num_slots, rows))
         if policy is not None:
             admitted[start:stop] = policy.admit(_decision(part, live))
-        observations = grade(part, part.rows(estimator.features), p.copy(), admitted[start:stop])
+        again = part.rows(estimator.features) | ({MEMORY: memory[:, seats]} if estimator.memory_size else {})
+        observations = grade(part, again, p.copy(), admitted[start:stop])
+        if estimator.memory_size:
+            memory[:, seats] = estimator.remember(state.params, observations)
         state = advance(estimator, state, observations, stop - start)
         start = stop
-    return Driven(confidence, admitted, state)
+    return Driven(confidence, admitted, state, memory)
 
 
 def log_loss(stream: Stream, driven: Driven) -> float:

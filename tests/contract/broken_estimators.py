@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from avsim.estimators import OnlineLogistic, PositionRate
+from avsim.estimators.base import MEMORY
 from avsim.features import sigmoid
 
 
@@ -230,3 +231,15 @@ class FrozenSlope(OnlineLogistic):
     def refit(self, params, stats):
         new, cleared = super().refit(params, stats)
         return {**new, "slope": params["slope"]}, cleared
+
+
+@dataclass(frozen=True)
+class RemembersTheBatch(PositionRate):
+    """Keeps of every request what the whole batch did."""
+
+    @property
+    def memory_size(self):
+        return 1
+
+    def remember(self, params, observations):
+        return np.full_like(observations.features[MEMORY], observations.accepted.sum())

@@ -57,6 +57,7 @@ BROKEN = [
     (broken.RawNewton(refit_interval=50), {"check_degenerate_data"}),
     (broken.BorrowsDepth(refit_interval=50), {"check_starved_slot"}),
     (broken.JointRate(refit_interval=50), {"check_recovers_rates"}),
+    (broken.RemembersTheBatch(refit_interval=50), {"check_memory", "check_unobserved_labels"}),
     (broken.FrozenSlope(), {"check_recovers_logistic_law"}),
 ]
 

@@ -17,7 +17,7 @@ from avsim.estimators import advance
 from avsim.features import log_odds_f32
 from avsim.policies import NO_LOGIT_LIMIT, StepBatch
 from avsim.policies.budget import best_budget
-from avsim.types import Observations, observe
+from avsim.types import Observations
 
 FOLDER = Path(__file__).parent / "vllm"
 U = 2.0**-24
@@ -60,9 +60,9 @@ def test_estimator(name: str, feature: str) -> None:
     confidence = features.copy()
     for step in golden["steps"]:
         slots = np.array(step["slots"])
-        observed, accepted = observe(np.array(step["admitted"]), np.array(step["accepted"]), num_slots)
+        admitted, accepted = np.array(step["admitted"]), np.array(step["accepted"])
         columns = {feature: features[slots].T}
-        rows = Observations(columns, confidence[slots].T, observed, accepted, np.array([0, len(slots)]))
+        rows = Observations.grade(columns, confidence[slots].T, admitted, accepted, np.array([0, len(slots)]))
         state = advance(estimator, state, rows, 1)
         assert state.params["slope"].tolist() == [step["slope"]]
         assert state.params["intercepts"].tolist() == step["intercepts"]

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from avsim.estimators import EstimatorState, OnlineLogistic, advance
 from avsim.features import log_odds_f32
-from avsim.types import Observations, observe
+from avsim.types import Observations
 
 F32 = NDArray[np.float32]
 Ints = NDArray[np.int64]
@@ -77,10 +77,10 @@ class AvsimRun:
         self.confidence = np.zeros((max_num_reqs, num_slots), dtype=np.float32)
 
     def step(self, verdict: Verdict) -> None:
-        observed, accepted = observe(verdict.admitted, verdict.accepted, self.features.shape[1])
         features = {self.estimator.feature: self.features[verdict.slots].T}
         starts = np.array([0, len(verdict.slots)])
-        observations = Observations(features, self.confidence[verdict.slots].T, observed, accepted, starts)
+        confidence = self.confidence[verdict.slots].T
+        observations = Observations.grade(features, confidence, verdict.admitted, verdict.accepted, starts)
         # A step that is all prompt has nothing to observe, but it still brings the refit nearer.
         self.state = advance(self.estimator, self.state, observations if verdict.sampled.any() else None, 1)
 

@@ -17,7 +17,7 @@ from avsim.policies.base import StepBatch
 from avsim.replay import replay
 from avsim.simulate import Arm
 from avsim.sources import Trace, TraceCard, write_trace
-from avsim.types import Observations, observe
+from avsim.types import Observations
 
 
 @pytest.fixture(scope="module")
@@ -105,9 +105,8 @@ def slow(trace: Trace, arm: Arm, cost: CostModel) -> tuple[np.ndarray, dict[str,
             )
             admitted[rows] = arm.policy.admit(batch)[0]
             accepted = np.minimum(blocks.num_accepted[rows], admitted[rows])
-            observed, label = observe(admitted[rows], accepted, slots)
             features = {"log_odds": blocks.features["log_odds"][:, rows]}
-            seen = Observations(features, live, observed, label, np.array([0, len(rows)]))
+            seen = Observations.grade(features, live, admitted[rows], accepted, np.array([0, len(rows)]))
             for column, row in enumerate(rows):
                 last[int(blocks.request[row])] = (step, live[:, column])
         state = advance(arm.estimator, state, seen, 1)

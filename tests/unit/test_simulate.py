@@ -17,7 +17,7 @@ from avsim.policies import StepBatch
 from avsim.simulate import Arm, simulate
 from avsim.sources import Trace
 from avsim.sources.importers import import_trace
-from avsim.types import Observations, observe
+from avsim.types import Observations
 from avsim.workload import Pool, request_sequences
 
 
@@ -215,8 +215,8 @@ def slow_closed_loop(
         totals["steps"] += 1
         totals["admitted"] += int(admitted.sum())
         totals["accepted"] += int(accepted.sum())
-        observed, label = observe(np.minimum(admitted, pool.num_recorded[rows]), accepted, slots)
-        seen = Observations(features, live, observed, label, np.array([0, len(rows)]))
+        known = np.minimum(admitted, pool.num_recorded[rows])
+        seen = Observations.grade(features, live, known, accepted, np.array([0, len(rows)]))
         state = advance(arm.estimator, state, seen, 1)
         for column, seat in enumerate(taken):
             last = pool.output_len[seat["request"]] - 1

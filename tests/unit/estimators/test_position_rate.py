@@ -36,10 +36,9 @@ def test_published_positions_give_the_published_acceptance_lengths(reference: Pa
 
 def test_published_conditional_acceptance_rises_with_depth(reference: Path) -> None:
     accepted = blocks_with(published(reference, "off_pct"))
-    observed, label = observe(np.full(10_000, 16), accepted, 16)
     estimator = PositionRate(prior_weight=1e-9)
     confidence = np.full((16, 10_000), 0.5, dtype=np.float32)
-    observations = Observations({}, confidence, observed, label, np.array([0, 10_000]))
+    observations = Observations.grade({}, confidence, np.full(10_000, 16), accepted, np.array([0, 10_000]))
     params, _ = estimator.refit(estimator.init(16), estimator.accumulate(estimator.zero_stats(16), observations))
     rate = params["rate"]
     assert round(float(rate[0]), 3) == 0.712
