@@ -159,6 +159,8 @@ def slot_sums(values: NDArray[Any], counts: IntArray) -> F64Array:
     >>> slot_sums(np.array([1.0, 2.0, 4.0]), np.array([1, 0, 2, 0])).tolist()
     [1.0, 0.0, 6.0, 0.0]
     """
+    if len(counts) and (counts == counts[0]).all():
+        return values.reshape(*values.shape[:-1], len(counts), -1).sum(axis=-1, dtype=np.float64)
     # reduceat cannot express an empty segment, so slots without values are left out of it.
     kept = np.flatnonzero(counts)
     sums = np.zeros((*values.shape[:-1], len(counts)))

@@ -4,27 +4,71 @@ from __future__ import annotations
 
 from avsim import registry
 from avsim.estimators.base import Arrays, Estimator, EstimatorState, advance
+from avsim.estimators.bayes_logistic import BayesLogistic
+from avsim.estimators.beta_bernoulli import BetaBernoulli
+from avsim.estimators.confidence_head import ConfidenceHead
+from avsim.estimators.isotonic import Isotonic
+from avsim.estimators.multi_logistic import MultiLogistic
+from avsim.estimators.offline_gbdt import OfflineGbdt
 from avsim.estimators.online_logistic import OnlineLogistic
+from avsim.estimators.oracle_alpha import OracleAlpha
 from avsim.estimators.oracle_label import OracleLabel
+from avsim.estimators.oracle_prob import OracleProb
 from avsim.estimators.position_rate import PositionRate
+from avsim.estimators.prefix_survival import PrefixSurvival
 from avsim.estimators.raw_confidence import RawConfidence
+from avsim.estimators.request_adaptive import RequestAdaptive
+from avsim.estimators.slot_logit import SlotLogit
+from avsim.estimators.temperature import Temperature, TemperatureOffline
 
 __all__ = [
     "BUILTIN",
     "Arrays",
+    "BayesLogistic",
+    "BetaBernoulli",
+    "ConfidenceHead",
     "Estimator",
     "EstimatorState",
+    "Isotonic",
+    "MultiLogistic",
+    "OfflineGbdt",
     "OnlineLogistic",
+    "OracleAlpha",
     "OracleLabel",
+    "OracleProb",
     "PositionRate",
+    "PrefixSurvival",
     "RawConfidence",
+    "RequestAdaptive",
+    "SlotLogit",
+    "Temperature",
+    "TemperatureOffline",
     "advance",
     "available",
     "make",
 ]
 
 BUILTIN: dict[str, type[Estimator]] = {
-    cls.name: cls for cls in (OnlineLogistic, PositionRate, RawConfidence, OracleLabel)
+    cls.name: cls
+    for cls in (
+        OnlineLogistic,
+        PositionRate,
+        RawConfidence,
+        OracleLabel,
+        BetaBernoulli,
+        ConfidenceHead,
+        Isotonic,
+        Temperature,
+        TemperatureOffline,
+        BayesLogistic,
+        MultiLogistic,
+        RequestAdaptive,
+        PrefixSurvival,
+        SlotLogit,
+        OracleAlpha,
+        OracleProb,
+        OfflineGbdt,
+    )
 }
 
 

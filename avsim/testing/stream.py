@@ -83,9 +83,10 @@ def make_stream(
     """Draw a stream in which slot k is accepted with probability σ(slope·f + b_k), f its log-odds.
 
     Every requested column is made: `log_odds`, `log_odds_f32` (which reads 40 above 15.94), `label` (1 where the
-    slot is accepted at full admission), `confidence` (σ of the log-odds), `alpha` (the probability itself, NaN where
-    no verdict reaches), `accept_prob` (1 for an acceptance, else a number below 1, NaN likewise), `draft_logprob` (≤ 0,
-    of the drafter's most likely token), `entropy` and `margin` (≥ 0, noise); any other name is standard normal noise.
+    slot is accepted at full admission), `confidence` (σ of the log-odds), `draft_logprob` (of the drafter's most likely
+    token), `entropy` and `margin` (noise above 0); NaN where no verdict reaches: `alpha` (the probability itself) and
+    `accept_prob` (P(accepted) given the drawn token too, one of two values around it); any other name is standard
+    normal noise.
 
     Args:
         features: names of the columns.
@@ -120,7 +121,15 @@ def make_stream(
     reached = slot <= num_accepted
     noise = rng.random((4, *shape))
     columns["alpha"] = np.where(reached, probability, np.nan).astype(np.float32)
-    columns["accept_prob"] = np.where(reached, np.where(slot < num_accepted, 1.0, noise[0]), np.nan).astype(np.float32)
+    # One of two values around p, drawn given the verdict so that the verdict has just that probability given it.
+    spread = 0.8 * np.minimum(probability, 1 - probability)
+    is_high = np.where(
+        slot < num_accepted,
+        (probability + spread) / np.maximum(2 * probability, 1e-300),
+        (1 - probability - spread) / np.maximum(2 * (1 - probability), 1e-300),
+    )
+    of_token = probability + np.where(noise[0] < is_high, spread, -spread)
+    columns["accept_prob"] = np.where(reached, of_token, np.nan).astype(np.float32)
     columns["entropy"] = (3 * noise[1]).astype(np.float32)
     columns["margin"] = (5 * noise[2]).astype(np.float32)
     for name in features:

@@ -2,11 +2,37 @@
 
 from __future__ import annotations
 
-from hypothesis import given
+import dataclasses
+import typing
+
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from avsim import estimators, policies
+from avsim.errors import InputError
 from avsim.registry import format_spec, from_spec
+
+
+@st.composite
+def near_defaults(draw, cls):
+    """Draw an instance with some options moved from their defaults; what the class refuses is not drawn."""
+    hints, options = typing.get_type_hints(cls), {}
+    for field in dataclasses.fields(cls):
+        if not draw(st.booleans()):
+            continue
+        if typing.get_origin(hints[field.name]) is typing.Literal:
+            options[field.name] = draw(st.sampled_from(typing.get_args(hints[field.name])))
+        elif hints[field.name] is bool:
+            options[field.name] = draw(st.booleans())
+        elif hints[field.name] is int:
+            options[field.name] = field.default + draw(st.integers(0, 9))
+        else:
+            options[field.name] = field.default * draw(st.floats(0.1, 1))
+    try:
+        return cls(**options)
+    except InputError:
+        assume(False)
+
 
 POSITIVE = st.floats(1e-9, 1e9)
 ESTIMATORS = {
@@ -28,12 +54,12 @@ ESTIMATORS = {
         refit_interval=st.integers(1, 10**9),
     ),
     "raw-confidence": st.builds(estimators.RawConfidence, refit_interval=st.integers(1, 500)),
-    "oracle-label": st.builds(estimators.OracleLabel),
 }
+ESTIMATORS |= {name: near_defaults(cls) for name, cls in estimators.BUILTIN.items() if name not in ESTIMATORS}
 POLICIES = {
     "none": st.builds(policies.NoDrafting),
     "fixed": st.builds(policies.FixedDepth, st.integers(1, 300)),
-    "adaptive": st.builds(policies.Adaptive),
+    "adaptive": st.builds(policies.Adaptive, st.floats(0, 1)),
     "prefix-scheduler": st.builds(policies.PrefixScheduler, st.booleans()),
     "oracle": st.builds(policies.Oracle, st.sampled_from(["budget", "exact"])),
 }
@@ -49,6 +75,5 @@ def test_policy_specs_round_trip(policy):
     assert from_spec(format_spec(policy), "policies", policies.BUILTIN) == policy
 
 
-def test_every_registered_class_is_drawn():
-    assert set(ESTIMATORS) == set(estimators.BUILTIN)
+def test_every_registered_policy_is_drawn():
     assert set(POLICIES) == set(policies.BUILTIN)
