@@ -9,6 +9,7 @@ import platform
 import shutil
 import tempfile
 from collections.abc import Callable
+from contextlib import suppress
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,17 @@ from typing import Any
 from avsim import __version__
 from avsim.errors import InputError
 
-__all__ = ["check_hashes", "json_text", "make_manifest", "read_manifest", "sha256_json", "write_folder"]
+__all__ = [
+    "check_hashes",
+    "check_writable",
+    "json_text",
+    "make_manifest",
+    "read_manifest",
+    "read_text",
+    "sha256_json",
+    "write_file",
+    "write_folder",
+]
 
 
 def json_text(data: Any) -> str:
@@ -82,6 +93,52 @@ def check_hashes(manifest: dict[str, Any], inputs: dict[str, str]) -> None:
                 f"{name} is not the one of the recorded run (content hash {str(inputs.get(name))[:19]}…, "
                 f"recorded {recorded[:19]}…); restore it, or start a new run without --manifest"
             )
+
+
+def read_text(path: Path) -> str:
+    """Read a text file.
+
+    Raises:
+        InputError: it cannot be read.
+    """
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"{path}: cannot read it: {getattr(error, 'strerror', None) or error}") from None
+
+
+def check_writable(path: Path) -> None:
+    """Refuse a file that could not be written, before the work is done.
+
+    Raises:
+        InputError: its folder cannot be made or written to.
+    """
+    folder = path.absolute().parent
+    while not folder.exists():
+        folder = folder.parent
+    if not folder.is_dir() or not os.access(folder, os.W_OK | os.X_OK):
+        raise InputError(f"{path}: cannot write it: {folder} is no folder that can be written to")
+    if path.is_dir():
+        raise InputError(f"{path}: cannot write it: it is a folder")
+
+
+def write_file(path: Path, text: str) -> None:
+    """Write a text file as a whole: into a temporary sibling that is renamed at the end.
+
+    Raises:
+        InputError: it cannot be written.
+    """
+    path = path.absolute()
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary.write_text(text, encoding="utf-8")
+        os.replace(temporary, path)
+    except OSError as error:
+        raise InputError(f"{path}: cannot write it: {error.strerror}") from None
+    finally:
+        with suppress(OSError):
+            temporary.unlink()
 
 
 def write_folder(path: Path, fill: Callable[[Path], None], *, overwrite: bool = False) -> None:

@@ -23,6 +23,7 @@ from avsim.policies.base import NO_LOGIT_LIMIT, StepBatch
 from avsim.simulate import Arm, Totals
 from avsim.sources.base import Trace
 from avsim.types import F32Array, F64Array, IntArray, Observations
+from avsim.workload import keyed_uniform
 
 __all__ = ["OpenLoopResult", "replay"]
 
@@ -165,6 +166,7 @@ class _Player:
             epoch.grid(blocks.num_accepted) if self.arm.policy.uses_truth else None,
             epoch.grid(remaining) if self.arm.policy.uses_truth else None,
             self.max_total_logits,
+            epoch.grid(keyed_uniform(blocks.request, blocks.position)) if self.arm.policy.explores else None,
         )
         admitted = epoch.rows(self.arm.policy.admit(step))
         accepted = np.minimum(blocks.num_accepted, admitted)

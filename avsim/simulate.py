@@ -21,7 +21,7 @@ from avsim.errors import InputError
 from avsim.estimators.base import Estimator, EstimatorState
 from avsim.policies.base import NO_LOGIT_LIMIT, Policy, StepBatch
 from avsim.types import BoolArray, F32Array, F64Array, IntArray
-from avsim.workload import Pool
+from avsim.workload import Pool, keyed_uniform
 
 __all__ = ["Arm", "ClosedLoopResult", "StepLog", "Totals", "simulate"]
 
@@ -77,6 +77,7 @@ class StepLog:
     rows: list[IntArray] = field(default_factory=list)
     admitted: list[IntArray] = field(default_factory=list)
     active: list[BoolArray] = field(default_factory=list)
+    first: list[BoolArray] = field(default_factory=list)
     emitted: list[IntArray] = field(default_factory=list)
     confidence: list[F32Array] = field(default_factory=list)
     ms: list[float] = field(default_factory=list)
@@ -106,6 +107,7 @@ def simulate(
     prompts: Literal["free", "own-step"] = "free",
     copies: int = 1,
     max_steps: int | None = None,
+    first_position: int = 0,
     log: bool = False,
 ) -> ClosedLoopResult:
     """Serve request sequences at fixed concurrency until they are drained.
@@ -124,6 +126,7 @@ def simulate(
         copies: serve every request as this many identical copies, which count as one row here. Only for policies
             that treat each request alone.
         max_steps: stop early.
+        first_position: output position at which requests begin; those that are over before are left out.
         log: keep every step of run 0.
 
     Raises:
@@ -136,7 +139,7 @@ def simulate(
     runs, num_slots = len(sequences), arm.policy.depth(pool.num_slots)
     reader = truth if belief is None or arm.policy.uses_truth else belief
     tables = _tables(reader, pool, concurrency, num_slots)
-    seats = _Seats(pool, sequences, concurrency)
+    seats = _Seats(pool, sequences, concurrency, first_position)
     confidence = None
     if arm.policy.uses_confidence and arm.estimator is not None:
         start = states or [arm.estimator.start(num_slots)] * runs
@@ -166,6 +169,7 @@ def simulate(
             truth_accepted if arm.policy.uses_truth else None,
             remaining if arm.policy.uses_truth else None,
             max_total_logits,
+            keyed_uniform(rows, seats.turn) if arm.policy.explores else None,
         )
         admitted = arm.policy.admit(batch)
         accepted = np.minimum(truth_accepted, admitted)  # 0 in an empty seat, which admits nothing
@@ -181,7 +185,7 @@ def simulate(
         clock += ms
         tally.lines.append((num_reqs, drafted.sum(axis=1), verified, accepted.sum(axis=1), emitted.sum(axis=1), ms))
         if kept is not None:
-            _keep(kept, rows, admitted, active, emitted, live if confidence is not None else None, ms)
+            _keep(kept, rows, admitted, active, seats.age == 0, emitted, live if confidence is not None else None, ms)
         if confidence is not None:
             confidence.record(rows, admitted, active)
             history.append(live)
@@ -198,9 +202,10 @@ def simulate(
 class _Seats:
     """Which request sits in which of the C places of each run, and how far it has come."""
 
-    def __init__(self, pool: Pool, sequences: IntArray, concurrency: int):
+    def __init__(self, pool: Pool, sequences: IntArray, concurrency: int, first_position: int = 0):
         self.pool = pool
         self.sequences = sequences
+        self.first_position = first_position
         self.length = (sequences >= 0).sum(axis=1)
         runs = len(sequences)
         shape = (runs, concurrency)
@@ -209,6 +214,7 @@ class _Seats:
         self.position = np.zeros(shape, dtype=np.int64)
         self.last = np.zeros(shape, dtype=np.int64)
         self.age = np.zeros(shape, dtype=np.int64)
+        self.turn = np.zeros(shape, dtype=np.int64)
         self.since = np.zeros(shape)
         self.base = np.zeros(shape, dtype=np.int64)
         self.prompt = np.zeros(shape, dtype=np.int64)
@@ -252,15 +258,16 @@ class _Seats:
             seated = pending & (turn < self.length[:, None])
             run, seat = np.nonzero(seated)
             self.taken += seated.sum(axis=1)
+            self.turn[run, seat] = turn[run, seat]
             request = self.sequences[run, turn[run, seat]]
             self.request[run, seat] = request
             self.base[run, seat] = self.pool.start[request]
             self.prompt[run, seat] = self.pool.prompt_len[request]
             self.last[run, seat] = self.pool.output_len[request] - 1
-            self.position[run, seat] = 0
+            self.position[run, seat] = self.first_position
             self.age[run, seat] = 0
             self.since[run, seat] = clock[run]
-            long = self.pool.output_len[request] > 1
+            long = self.pool.output_len[request] > 1 + self.first_position
             self.active[run[long], seat[long]] = True
             self.entering[run[long], seat[long]] = True
             pending = np.zeros_like(pending)
@@ -317,6 +324,7 @@ def _keep(
     rows: IntArray,
     admitted: IntArray,
     active: BoolArray,
+    first: BoolArray,
     emitted: IntArray,
     live: F32Array | None,
     ms: F64Array,
@@ -326,6 +334,7 @@ def _keep(
     log.rows.append(rows[0])
     log.admitted.append(admitted[0])
     log.active.append(active[0])
+    log.first.append(first[0])
     log.emitted.append(emitted[0])
     log.ms.append(float(ms[0]))
     if live is not None:

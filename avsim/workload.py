@@ -11,7 +11,7 @@ from avsim.errors import InputError
 from avsim.sources.base import Trace
 from avsim.types import BoolArray, F32Array, IntArray
 
-__all__ = ["Pool", "fill_missing", "request_sequences", "resample_units", "split_units"]
+__all__ = ["Pool", "fill_missing", "keyed_uniform", "request_sequences", "resample_units", "split_units"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +101,22 @@ def fill_missing(array: F32Array, recorded: BoolArray) -> F32Array:
     count = np.maximum(recorded.sum(axis=1), 1)
     mean = np.where(recorded, array, np.float32(0)).sum(axis=1, dtype=np.float64) / count
     return np.where(recorded, array, mean[:, None]).astype(np.float32)
+
+
+def keyed_uniform(first: IntArray, second: IntArray) -> F32Array:
+    """Return a number in [0, 1) for each pair of keys, float32: the same for the same pair, however it is reached.
+
+    Source: the finaliser of SplitMix64 (Steele, Lea, Flood: Fast Splittable Pseudorandom Number Generators, 2014).
+
+    >>> a, b = keyed_uniform(np.array([1, 1]), np.array([2, 2]))
+    >>> bool(a == b), bool(0 <= a < 1)
+    (True, True)
+    """
+    x = first.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15) + second.astype(np.uint64)
+    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
+        x = (x ^ (x >> np.uint64(shift))) * np.uint64(factor)
+    x ^= x >> np.uint64(31)
+    return ((x >> np.uint64(40)).astype(np.float32) * np.float32(2.0**-24)).astype(np.float32)
 
 
 def split_units(unit: IntArray, seed: int) -> tuple[IntArray, IntArray]:

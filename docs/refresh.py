@@ -1,7 +1,7 @@
-"""Refresh what README shows: `make demo && .venv/bin/python docs/refresh.py`.
+"""Refresh what README and docs show: `make demo && .venv/bin/python docs/refresh.py`.
 
 The verdict table comes from demo-run/summary.json, the traces from their cards and blocks, the tree from the first line
-of each module's docstring.
+of each module's docstring, the table in docs/losslessness.md from `avsim check lossless`.
 `--check` changes nothing and fails if the tree is out of date.
 """
 
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ast
 import json
+import os
 import re
 import subprocess
 import sys
@@ -20,7 +21,7 @@ FOLDERS = {
     "traces": "recorded traces, each with its card",
     "experiments": "one folder per question",
     "tests": "unit, contract, golden, property, cli, live (vLLM's own code), live_engine (a real engine), perf",
-    "docs": "concepts, trace format, capture, validation",
+    "docs": "concepts, trace format, comparing, losslessness, capture, validation, an example estimator",
 }
 
 
@@ -84,6 +85,15 @@ def demo() -> str:
     return "\n".join(lines)
 
 
+def lossless() -> str:
+    """Return what `avsim check lossless` prints."""
+    command = [sys.executable, "-m", "avsim", "check", "lossless"]
+    text = subprocess.run(
+        command, check=True, capture_output=True, text=True, env=os.environ | {"NO_COLOR": "1"}
+    ).stdout
+    return "\n".join(["```text", *(line.rstrip() for line in text.splitlines()), "```"])
+
+
 def put(text: str, mark: str, content: str) -> str:
     """Replace what stands between two marks."""
     pattern = re.compile(rf"(<!-- {mark} -->\n).*?(<!-- /{mark} -->)", re.DOTALL)
@@ -98,6 +108,8 @@ def main() -> None:
             sys.exit("README's tree is out of date: run docs/refresh.py")
         return
     README.write_text(put(put(new, "demo", demo()), "traces", shipped()), encoding="utf-8")
+    page = ROOT / "docs" / "losslessness.md"
+    page.write_text(put(page.read_text(encoding="utf-8"), "avsim check lossless", lossless()), encoding="utf-8")
 
 
 if __name__ == "__main__":

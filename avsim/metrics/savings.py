@@ -8,28 +8,37 @@ from typing import Any
 import numpy as np
 import polars as pl
 
-from avsim.costs.base import CostModel, CostTables, StepShape
+from avsim.costs.base import CostModel, StepShape
 from avsim.metrics.calibration import Calibration
-from avsim.policies import Oracle
-from avsim.policies.base import StepBatch
 from avsim.simulate import StepLog, Totals
 from avsim.types import BoolArray, F64Array, IntArray
 from avsim.workload import Pool
 
-__all__ = ["Path", "acceptance", "flatten_log", "score_confidences", "step_regret_pct", "steps_frame", "tpot_ms"]
+__all__ = [
+    "Path",
+    "acceptance",
+    "flatten_log",
+    "score_confidences",
+    "step_regret_pct",
+    "step_regrets_pct",
+    "steps_frame",
+    "tpot_ms",
+]
 
 _CHUNK = 1024
+_CELLS = 1 << 18  # steps times budgets that hindsight looks at in one piece
 
 
 @dataclass(frozen=True, slots=True)
 class Path:
-    """A logged run as arrays `[steps, reqs]`; `ms` is `[steps]`."""
+    """A logged run as arrays `[steps, reqs]`; `first` marks a request's first block; `ms` is `[steps]`."""
 
     rows: IntArray
     admitted: IntArray
     active: BoolArray
     emitted: IntArray
     ms: F64Array
+    first: BoolArray
 
     @property
     def num_reqs(self) -> IntArray:
@@ -40,7 +49,7 @@ def flatten_log(log: StepLog) -> Path:
     """Stack a step log."""
     active: BoolArray = np.stack(log.active)
     emitted: IntArray = np.stack(log.emitted)
-    return Path(np.stack(log.rows), np.stack(log.admitted), active, emitted, np.array(log.ms))
+    return Path(np.stack(log.rows), np.stack(log.admitted), active, emitted, np.array(log.ms), np.stack(log.first))
 
 
 def acceptance(totals: Totals, pool: Pool, path: Path | None, num_slots: int, run: int = 0) -> dict[str, Any]:
@@ -100,30 +109,55 @@ def step_regret_pct(path: Path, pool: Pool, truth: CostModel, concurrency: int, 
     full = path.num_reqs == concurrency
     if not full.any():
         return None
-    tables = truth.tables(concurrency, concurrency * (num_slots + 1))
-    rows, emitted, ms = path.rows[full], path.emitted[full], path.ms[full]
-    remaining = _remaining(pool, rows)
-    best = np.empty(len(rows))
-    for start in range(0, len(rows), _CHUNK):
-        part = slice(start, start + _CHUNK)
-        best[part] = _oracle_rate(pool, rows[part], remaining[part], truth, tables, num_slots)
-    return float((1 - emitted.sum(axis=1) / ms / best).mean() * 100)
+    _, best = _hindsight(path, pool, truth, concurrency, num_slots, full)
+    return float((1 - path.emitted[full].sum(axis=1) / path.ms[full] / best).mean() * 100)
 
 
-def _oracle_rate(
-    pool: Pool, rows: IntArray, remaining: IntArray, truth: CostModel, tables: CostTables, num_slots: int
-) -> F64Array:
-    steps, reqs = rows.shape
-    accepted = pool.num_accepted[rows]
-    unread = np.broadcast_to(np.float32(1), (num_slots, steps, reqs))
-    size = np.full(steps, reqs)
-    drafted = np.minimum(pool.num_drafted[rows], num_slots)
-    step = StepBatch(unread, unread, drafted, size, size, size, tables, accepted, remaining)
-    admitted = Oracle().admit(step)
-    held = (pool.prompt_len[_request(pool, rows)] + rows - pool.start[_request(pool, rows)] + 1).sum(axis=1)
-    shape = StepShape(size, reqs + admitted.sum(axis=1), held.astype(np.float64), np.zeros_like(size))
-    emitted = np.minimum(np.minimum(accepted, admitted) + 1, remaining)
-    return emitted.sum(axis=1) / truth.step_ms(shape, drafting=True)
+def step_regrets_pct(path: Path, pool: Pool, truth: CostModel, concurrency: int) -> tuple[float | None, float | None]:
+    """Split the step regret of an arm that drafts all K into budget and allocation, %; None if never at full load.
+
+    Step by step in the same states: how much rate the oracle's budget gains over this one, both spent on the slots
+    that will be accepted; and how much spending this budget on them gains over what the arm did. Both are means of
+    1 − rate / better rate, in hindsight: no score could have avoided all of it.
+    """
+    full = path.num_reqs == concurrency
+    if not full.any():
+        return None, None
+    spent, best = _hindsight(path, pool, truth, concurrency, pool.num_slots, full)
+    rate = path.emitted[full].sum(axis=1) / path.ms[full]
+    return float((1 - spent / best).mean() * 100), float((1 - rate / spent).mean() * 100)
+
+
+def _hindsight(
+    path: Path, pool: Pool, truth: CostModel, concurrency: int, num_slots: int, full: BoolArray
+) -> tuple[F64Array, F64Array]:
+    """Return the best rates in hindsight of some steps: with the budget that was spent, and with the best budget."""
+    rows, budget = path.rows[full], path.admitted[full].sum(axis=1)
+    spent, best = np.empty(len(rows)), np.empty(len(rows))
+    at_once = max(1, _CELLS // (concurrency * num_slots + 1))
+    for start in range(0, len(rows), at_once):
+        part = slice(start, start + at_once)
+        spent[part], best[part] = _rates(pool, rows[part], budget[part], truth, num_slots)
+    return spent, best
+
+
+def _rates(pool: Pool, rows: IntArray, budget: IntArray, truth: CostModel, num_slots: int) -> tuple[F64Array, F64Array]:
+    """Return emitted tokens per ms where a budget goes to slots that will be accepted: the one spent, and the best."""
+    reqs, request = rows.shape[1], _request(pool, rows)
+    held = (pool.prompt_len[request] + rows - pool.start[request] + 1).sum(axis=1)
+    # The bonus token ends an output as well as its last draft would.
+    useful = np.minimum(np.minimum(pool.num_accepted[rows], num_slots), _remaining(pool, rows) - 1).sum(axis=1)
+
+    def rate(budgets: IntArray) -> F64Array:
+        size = np.full(budgets.size, reqs)
+        kv = np.broadcast_to(held, budgets.shape).ravel().astype(np.float64)
+        shape = StepShape(size, (reqs + budgets).ravel(), kv, np.zeros_like(size))
+        tokens = reqs + np.minimum(budgets, useful)
+        return tokens / truth.step_ms(shape, drafting=True).reshape(budgets.shape)
+
+    # No step gets cheaper by verifying more, so more than what is useful is never best.
+    every = np.broadcast_to(np.arange(useful.max() + 1)[:, None], (useful.max() + 1, len(rows)))
+    return rate(budget), rate(every).max(axis=0)
 
 
 def _request(pool: Pool, rows: IntArray) -> IntArray:

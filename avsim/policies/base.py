@@ -29,6 +29,8 @@ class StepBatch:
         num_accepted: the verdict at full admission, int `[S, R]`; given to policies with `uses_truth` only.
         num_remaining: output tokens still to come, at least 1, int `[S, R]`; given with `num_accepted`.
         max_total_logits: logit rows that the engine's rejection sampler takes at once.
+        chance: a uniform number in [0, 1) for each request and block, independent of all else, float32 `[S, R]`; given
+            to policies that explore only.
     """
 
     live: F32Array
@@ -41,6 +43,7 @@ class StepBatch:
     num_accepted: IntArray | None = None
     num_remaining: IntArray | None = None
     max_total_logits: int = NO_LOGIT_LIMIT
+    chance: F32Array | None = None
 
 
 @dataclass(frozen=True)
@@ -59,6 +62,11 @@ class Policy(ABC):
     """True where `live` or `sizing` is read; the replay then needs an estimator."""
     uses_truth: ClassVar[bool] = False
     """True for bounds that read `num_accepted`; no engine can run them, and they decide on the true costs."""
+
+    @property
+    def explores(self) -> bool:
+        """Whether admission is random by intention, so that trimmed slots get labels; it then reads `chance`."""
+        return False
 
     def depth(self, num_speculative_tokens: int) -> int:
         """Return how many slots are drafted per request when the trace holds K."""

@@ -13,7 +13,7 @@ from rich.text import Text
 from avsim.costs.base import CostModel, StepShape
 from avsim.metrics.verdict import Verdict
 
-__all__ = ["console", "print_comparison", "print_cost", "print_replay", "print_rows", "verdict_text"]
+__all__ = ["console", "print_cost", "print_replay", "print_rows", "verdict_text"]
 
 _STYLE = {"gain": "green", "loss": "red", "gain withheld": "yellow"}
 
@@ -137,44 +137,4 @@ def print_rows(rows: Sequence[dict[str, Any]]) -> None:
         table.add_column(name, overflow="fold")
     for row in rows:
         table.add_row(*(str(value) for value in row.values()))
-    out.print(table)
-
-
-def print_comparison(result: dict[str, Any]) -> None:
-    """Print the scores of estimators on one trace."""
-    out = console()
-    mark = "WHAT IF: " * result["what_if"] + "SYNTHETIC " * result["synthetic"]
-    costs = f" on step costs {result['cost']}" if result["cost"] else ""
-    out.print(
-        Text(
-            f"{mark}{result['trace']}: {result['admission']} admission{costs}, {result['concurrency']} requests, "
-            f"{result['steps']} steps, {result['num_sources']} distinct requests",
-            style="bold",
-        )
-    )
-    table = Table()
-    table.add_column("estimator")
-    change_to = f"change to {result['reference']}"
-    for name in ("log-loss", change_to, "95 % interval", "Brier", "ECE", "AUC", "cumulative ECE"):
-        table.add_column(name, justify="right")
-    table.add_column("refits", justify="right")
-    for row in result["rows"]:
-        scores, change = row["conditional"], row["log_loss_change_pct"]
-        low, high = row["log_loss_change_low_pct"], row["log_loss_change_high_pct"]
-        table.add_row(
-            row["estimator"] + ("" if row["attainable"] else "*"),
-            f"{scores['log_loss']:.4f}",
-            "" if change is None else f"{change:+.1f} %",
-            "" if change is None else f"{low:+.1f} … {high:+.1f} %",
-            f"{scores['brier']:.4f}",
-            f"{scores['ece'] * 100:.1f} %",
-            "" if scores["auc"] is None else f"{scores['auc']:.3f}",
-            f"{row['cumulative']['ece'] * 100:.1f} %",
-            str(row["refits"]),
-        )
-    table.caption = (
-        f"on reached slots; log-loss in nats; ECE debiased, {result['ece_bins']} equal-mass bins; intervals from "
-        "resampled requests; * reads the verdict, so no engine can run it"
-    )
-    table.caption_justify = "left"
     out.print(table)

@@ -15,6 +15,7 @@ from avsim.metrics.verdict import judge, with_overhead
 from avsim.replay import OpenLoopResult
 from avsim.report.summary import (
     choice_notes,
+    exactness,
     exactness_notes,
     headline,
     overhead_note,
@@ -28,7 +29,7 @@ from avsim.types import F64Array, IntArray
 from avsim.what_if import check_match
 from avsim.workload import split_units
 
-__all__ = ["open_summary"]
+__all__ = ["left_out_blocks", "open_summary"]
 
 
 def open_summary(
@@ -47,7 +48,12 @@ def open_summary(
     calibration, judged = (units[part] for part in split_units(np.arange(len(units)), config.seed))
     halves = [_weights(part, units, results[0].sums.shape[1], config, n) for n, part in ((1, calibration), (2, judged))]
     totals = {name: result.totals(whole) for name, result in found.items()}
-    details = [_details(item, found[item.name], totals[item.name]) for item in arms]
+    left_out = 0 if trace.card.draft_sampling == "greedy" else left_out_blocks(trace)
+    details = [
+        _details(item, found[item.name], totals[item.name])
+        | {"lossless": exactness(trace.card.draft_sampling, item.arm, left_out)}
+        for item in arms
+    ]
     verdicts = []
     fixed = [item.name for item in arms if item.fixed]
     for item in arms:
@@ -77,7 +83,7 @@ def open_summary(
         "truth": asdict(truth.card),
         "belief": asdict(belief.card) if belief is not None else None,
         "av_overhead_ms": config.av_overhead_ms,
-        "notes": _notes(trace, config, truth, arms, len(units)),
+        "notes": _notes(trace, config, truth, arms, len(units), left_out),
         "loads": [
             {
                 "concurrency": None,
@@ -130,7 +136,25 @@ def _details(item: NamedArm, result: OpenLoopResult, totals: Totals) -> dict[str
     }
 
 
-def _notes(trace: Trace, config: ReplayConfig, truth: CostModel, arms: Sequence[NamedArm], num_units: int) -> list[str]:
+def left_out_blocks(trace: Trace, min_rows: int = 1 << 19) -> int:
+    """Count the blocks of an on-policy trace that follow a step in which their request, already running, had none."""
+    seen = np.full(len(trace.requests), -1)
+    count = 0
+    for blocks in trace.iter_blocks(min_rows=min_rows):
+        assert blocks.step is not None
+        order = np.lexsort((blocks.step, blocks.request))
+        request, step = blocks.request[order], blocks.step[order]
+        change = request[1:] != request[:-1]
+        first, last = np.append(True, change), np.append(change, True)
+        before = np.where(first, seen[request], np.roll(step, 1))
+        count += int(((before >= 0) & (step > before + 1)).sum())
+        seen[request[last]] = step[last]
+    return count
+
+
+def _notes(
+    trace: Trace, config: ReplayConfig, truth: CostModel, arms: Sequence[NamedArm], num_units: int, left_out: int
+) -> list[str]:
     card = trace.card
     notes = [
         "APPROXIMATE (open loop): the batches stay as recorded, so a policy's own effect on later batches is missing.",
@@ -157,4 +181,4 @@ def _notes(trace: Trace, config: ReplayConfig, truth: CostModel, arms: Sequence[
         notes.append(overhead_note(config))
     if truth.card.context_tokens:
         notes.append(f"Step costs hold at {truth.card.context_tokens} tokens of context.")
-    return notes + exactness_notes(card.draft_sampling, readers)
+    return notes + exactness_notes(card.draft_sampling, readers, left_out)

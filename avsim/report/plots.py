@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from html import escape
 from typing import Any
 
 import numpy as np
@@ -11,7 +10,18 @@ import polars as pl
 
 from avsim.metrics.calibration import ECE_BINS
 from avsim.metrics.verdict import Verdict
-from avsim.report.svg import BACKGROUND, BOUND, FIXED, INK, MUTED, SERIES, figure_style, inline_svg
+from avsim.report.svg import (
+    BACKGROUND,
+    BOUND,
+    FIXED,
+    INK,
+    MUTED,
+    SERIES,
+    figure,
+    figure_style,
+    new_figure,
+    plain_label,
+)
 from avsim.report.wording import baseline_kind, bounds, load_name
 
 __all__ = ["figures"]
@@ -39,25 +49,6 @@ def figures(summary: dict[str, Any], calibration: pl.DataFrame | None) -> str | 
     return "".join(parts)
 
 
-def _figure(drawing: Any, name: str, title: str, caption: str) -> str:
-    svg = inline_svg(drawing, name, f"{title}. {caption}")
-    return (
-        f'<figure>\n<div class="scroll">{svg}</div>\n'
-        f"<figcaption><strong>{escape(title)}.</strong> {escape(caption)}</figcaption>\n</figure>\n"
-    )
-
-
-def _new_figure(width: float, height: float) -> Any:
-    from matplotlib.figure import Figure
-
-    return Figure(figsize=(width, height), layout="constrained")
-
-
-def _label(text: str) -> str:
-    # Matplotlib reads $…$ as mathematics and drops labels that start with an underscore.
-    return text.replace("$", r"\$").lstrip("_")
-
-
 def _looks(summary: dict[str, Any]) -> dict[str, dict[str, Any]]:
     """Give each arm its colour, marker and line, the same in every figure; judged arms stand out, bounds are dashed."""
     looks: dict[str, dict[str, Any]] = {}
@@ -77,7 +68,7 @@ def _looks(summary: dict[str, Any]) -> dict[str, dict[str, Any]]:
             look = {"color": SERIES[bright % len(SERIES)], "marker": marker, "markersize": 6, "zorder": 4}
             look["linewidth"] = 2
             bright += 1
-        looks[name] = look | {"label": _label(name + "*" * bool(arm["unattainable"]))}
+        looks[name] = look | {"label": plain_label(name + "*" * bool(arm["unattainable"]))}
     return looks
 
 
@@ -85,7 +76,7 @@ def _interactivity(summary: dict[str, Any], where: str) -> str:
     loads = [load for load in summary["loads"] if any(arm.get("tpot_ms") for arm in load["arms"])]
     if not loads:
         return ""
-    drawing = _new_figure(10.4, 5.6)
+    drawing = new_figure(10.4, 5.6)
     axes = drawing.subplots()
     lines: dict[str, list[tuple[float, float]]] = {}
     for load in sorted(loads, key=lambda load: load["concurrency"] or 0):
@@ -112,7 +103,7 @@ def _interactivity(summary: dict[str, Any], where: str) -> str:
         "concurrent requests). Up and to the right is better. Digits are the K of fixed:K; dashed lines with * are "
         "arms that read the verdict, which no engine can run. Point values, no intervals. Both axes are logarithmic."
     )
-    return _figure(drawing, "interactivity", "Throughput against interactivity", caption)
+    return figure(drawing, "interactivity", "Throughput against interactivity", caption)
 
 
 def _load_guides(axes: Any, loads: Sequence[int]) -> None:
@@ -150,14 +141,14 @@ def _gains(summary: dict[str, Any], where: str) -> str:
     kinds = list(dict.fromkeys(baseline_kind(verdict.against) for _, verdict in found))
     names = list(dict.fromkeys(verdict.policy for _, verdict in found))
     looks = _looks(summary)
-    drawing = _new_figure(10.4, 4.2)
+    drawing = new_figure(10.4, 4.2)
     panels = drawing.subplots(1, len(kinds), sharey=True, squeeze=False)[0]
     for axes, kind in zip(panels, kinds, strict=True):
         axes.axhline(0, color=INK, linewidth=1)
         for number, name in enumerate(names):
             mine = [(n, v) for n, v in found if v.policy == name and baseline_kind(v.against) == kind]
             _draw_gains(axes, mine, (number - (len(names) - 1) / 2) * min(0.16, 0.7 / len(names)), looks[name])
-        axes.set_title(f"against {_label(kind)}{' K' if kind == 'best fixed' else ''}", loc="left")
+        axes.set_title(f"against {plain_label(kind)}{' K' if kind == 'best fixed' else ''}", loc="left")
         labels = [load_name(load) for load in summary["loads"]]
         axes.set_xticks(range(len(labels)), labels)
         axes.set_xlim(-0.6, len(labels) - 0.4)
@@ -170,7 +161,7 @@ def _gains(summary: dict[str, Any], where: str) -> str:
         "Filled markers: the verdict is gain or loss; open markers: not distinguishable, not enough requests, or gain "
         "withheld because AV's own overhead could erase it."
     )
-    return _figure(drawing, "gains", "Change of throughput by load", caption)
+    return figure(drawing, "gains", "Change of throughput by load", caption)
 
 
 def _draw_gains(axes: Any, found: Sequence[tuple[int, Verdict]], shift: float, look: dict[str, Any]) -> None:
@@ -195,7 +186,7 @@ def _reliability(summary: dict[str, Any], calibration: pl.DataFrame, where: str)
     loads = tested[:_MOST_PANELS]
     columns = min(3, len(loads))
     lines = -(-len(loads) // columns)
-    drawing = _new_figure(3.47 * columns, 3.5 * lines + 0.3 * (1 + len(names) // 3))
+    drawing = new_figure(3.47 * columns, 3.5 * lines + 0.3 * (1 + len(names) // 3))
     drawing.get_layout_engine().set(w_pad=0.12)
     panels = drawing.subplots(lines, columns, sharex=True, sharey=True, squeeze=False).ravel()
     for axes, load in zip(panels, loads, strict=False):
@@ -227,7 +218,7 @@ def _reliability(summary: dict[str, Any], calibration: pl.DataFrame, where: str)
         f"95 % binomial intervals (slots taken as independent, so too narrow).{each} On the dotted diagonal a "
         f"confidence is right; below it, it promises too much.{omitted}"
     )
-    return _figure(drawing, "reliability", "Reliability of confidences", caption)
+    return figure(drawing, "reliability", "Reliability of confidences", caption)
 
 
 def _area(part: pl.DataFrame) -> Any:

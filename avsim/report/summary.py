@@ -10,6 +10,7 @@ import numpy as np
 
 from avsim.config import ReplayConfig
 from avsim.costs.base import CostModel
+from avsim.lossless import classify
 from avsim.metrics.verdict import MIN_SOURCES, PUBLISHED_OVERHEAD_MS, Verdict
 from avsim.policies import FixedDepth, Policy
 from avsim.simulate import Arm
@@ -21,6 +22,7 @@ from avsim.workload import Pool, split_units
 __all__ = [
     "choice_notes",
     "closed_summary",
+    "exactness",
     "exactness_notes",
     "headline",
     "overhead_note",
@@ -65,7 +67,12 @@ def closed_summary(
                 "concurrency": concurrency,
                 "num_sources": units[0],
                 "num_sources_judged_half": units[1],
-                "arms": with_regret([found[item.name].details for item in arms]),
+                "arms": with_regret(
+                    [
+                        found[item.name].details | {"lossless": exactness(trace.card.draft_sampling, item.arm)}
+                        for item in arms
+                    ]
+                ),
                 "verdicts": [verdict.to_json() for verdict in verdicts],
             }
         )
@@ -201,17 +208,21 @@ def overhead_note(config: ReplayConfig) -> str:
     )
 
 
-def exactness_notes(draft_sampling: str, readers: Sequence[Arm]) -> list[str]:
-    """Say which arms would change the output (DESIGN §3)."""
+def exactness(draft_sampling: str, arm: Arm, left_out: int = 0) -> dict[str, Any]:
+    """Return whether an arm keeps the output exact, and why, as the summary holds it."""
+    return asdict(classify(arm.policy, arm.estimator, arm.lag, draft_sampling, left_out=left_out > 0))
+
+
+def exactness_notes(draft_sampling: str, readers: Sequence[Arm], left_out: int = 0) -> list[str]:
+    """Say which arms would change the output; `left_out` counts blocks that follow a step without their request."""
     if draft_sampling == "greedy":
         return ["Greedy drafts: every policy here leaves the output unchanged."] if readers else []
     notes = []
     for arm in readers:
-        reason = arm.policy.lossy(arm.lag)
-        if arm.estimator is not None and arm.estimator.uses_drawn_token:
-            reason = f"estimator {arm.estimator.name} reads the drawn token"
-        if reason:
-            notes.append(f"LOSSY with sampled drafts: {arm.policy.name}: {reason}.")
+        found = exactness(draft_sampling, arm, left_out)
+        if not found["exact"]:
+            only = f" ({left_out:,} blocks here)" if exactness(draft_sampling, arm)["exact"] else ""
+            notes.append(f"LOSSY with sampled drafts: {arm.policy.name}: {found['reason']}{only}.")
     return notes
 
 

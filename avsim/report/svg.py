@@ -9,7 +9,20 @@ from contextlib import contextmanager
 from html import escape
 from typing import Any
 
-__all__ = ["BACKGROUND", "BOUND", "FIXED", "GRID", "INK", "MUTED", "SERIES", "figure_style", "inline_svg"]
+__all__ = [
+    "BACKGROUND",
+    "BOUND",
+    "FIXED",
+    "GRID",
+    "INK",
+    "MUTED",
+    "SERIES",
+    "figure",
+    "figure_style",
+    "inline_svg",
+    "new_figure",
+    "plain_label",
+]
 
 # Colours that no figure would use otherwise; each stands for a CSS variable of the page.
 INK, MUTED, GRID, BACKGROUND, FIXED, BOUND = (f"#0101{n:02x}" for n in range(1, 7))
@@ -55,6 +68,27 @@ def figure_style() -> Iterator[None]:
 
     with style.context(["default", _STYLE]):
         yield
+
+
+def new_figure(width: float, height: float) -> Any:
+    """Return an empty figure, inches."""
+    from matplotlib.figure import Figure
+
+    return Figure(figsize=(width, height), layout="constrained")
+
+
+def plain_label(text: str) -> str:
+    """Return text as matplotlib shows it as it is: it reads $…$ as mathematics and drops a leading underscore."""
+    return text.replace("$", r"\$").lstrip("_")
+
+
+def figure(drawing: Any, name: str, title: str, caption: str) -> str:
+    """Return a drawing with its title and caption as HTML; `name` is unique on the page."""
+    svg = inline_svg(drawing, name, f"{title}. {caption}")
+    return (
+        f'<figure>\n<div class="scroll">{svg}</div>\n'
+        f"<figcaption><strong>{escape(title)}.</strong> {escape(caption)}</figcaption>\n</figure>\n"
+    )
 
 
 def inline_svg(figure: Any, name: str, label: str) -> str:

@@ -17,7 +17,7 @@ from avsim.types import IntArray
 __all__ = ["POLICY_CHECKS"]
 
 _PER_SLOT = ("live", "sizing")
-_PER_REQUEST = ("num_drafted", "num_accepted", "num_remaining")
+_PER_REQUEST = ("num_drafted", "num_accepted", "num_remaining", "chance")
 _PER_STEP = ("num_reqs", "num_sampling", "num_target_tokens")
 
 
@@ -46,7 +46,8 @@ def check_admitted_range(policy: Policy) -> None:
 def check_admit_is_pure(policy: Policy) -> None:
     """`admit` changes none of its inputs and decides the same twice."""
     for batch in random_batches(policy):
-        names = (*_PER_SLOT, *_PER_REQUEST, *_PER_STEP)
+        everything = (*_PER_SLOT, *_PER_REQUEST, *_PER_STEP)
+        names = [name for name in everything if getattr(batch, name) is not None]
         before = {name: np.copy(getattr(batch, name)) for name in names}
         tables = batch.tables.draft.copy(), batch.tables.verify.copy()
         first = np.copy(policy.admit(batch))
@@ -217,7 +218,8 @@ def _tie_batch(policy: Policy, live: np.ndarray, num_steps: int) -> StepBatch:
     reqs = np.full(num_steps, num_reqs)
     tokens = num_reqs + np.arange(num_steps)
     tables = CostTables(np.ones(num_reqs + 1), verify)
-    batch = StepBatch(live, live, whole, reqs, reqs, tokens, tables, whole, whole + 9)
+    chance = np.random.default_rng(0).random(whole.shape, dtype=np.float32)
+    batch = StepBatch(live, live, whole, reqs, reqs, tokens, tables, whole, whole + 9, chance=chance)
     return for_policy(policy, batch)
 
 

@@ -89,7 +89,15 @@ def _fixed(policy: Any, batch: StepBatch, step: int) -> list[int]:
 
 def _adaptive(policy: Any, batch: StepBatch, step: int) -> list[int]:
     budget = best_prefix_budget(batch, step, exact_survivals(batch.sizing, batch, step), early_stop=False)
-    return _spend(budget, _ranked(batch.live, batch, step), batch.num_drafted.shape[1])
+    admitted = _spend(budget, _ranked(batch.live, batch, step), batch.num_drafted.shape[1])
+    if batch.chance is None:
+        return admitted
+    left = max(0, batch.max_total_logits - int(batch.num_reqs[step])) - budget
+    for request, chance in enumerate(batch.chance[step].tolist()):
+        if left > 0 and chance < policy.explore and admitted[request] < batch.num_drafted[step, request]:
+            admitted[request] += 1
+            left -= 1
+    return admitted
 
 
 def _prefix_scheduler(policy: Any, batch: StepBatch, step: int) -> list[int]:

@@ -98,6 +98,7 @@ def random_batch(
         num_accepted=accepted,
         num_remaining=rng.integers(1, num_slots + 4, shape[1:]),
         max_total_logits=max_total_logits,
+        chance=rng.random(shape[1:], dtype=np.float32),
     )
 
 
@@ -126,5 +127,6 @@ def dyadic_batches(policy: Policy) -> Iterator[StepBatch]:
 
 
 def for_policy(policy: Policy, batch: StepBatch) -> StepBatch:
-    """Hide the verdicts from a policy that does not declare to read them, as the replay does."""
+    """Hide verdicts and random numbers from a policy that does not declare to read them, as the replay does."""
+    batch = batch if policy.explores else replace(batch, chance=None)
     return batch if policy.uses_truth else replace(batch, num_accepted=None, num_remaining=None)

@@ -16,6 +16,7 @@ CASES = [
     (policies.FixedDepth(3), NO_CAP),
     (policies.FixedDepth(7), NO_CAP),
     (policies.Adaptive(), {}),
+    (policies.Adaptive(explore=0.3), {}),
     (policies.PrefixScheduler(), {}),
     (policies.PrefixScheduler(early_stop=False), {}),
     (policies.Oracle(), ALWAYS_TIES),

@@ -13,6 +13,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -20,7 +21,9 @@ from rich.console import Console
 from rich.table import Table
 
 from avsim import estimators, policies
-from avsim.comparison import score_path, walk
+from avsim.comparison.scoring import fit_halves, score
+from avsim.comparison.walk import Table as Blocks
+from avsim.comparison.walk import full_walk
 from avsim.costs import load
 from avsim.replay import replay
 from avsim.simulate import Arm, simulate
@@ -80,10 +83,66 @@ def closed_loop(pool: Pool, runs: int) -> float:
     return steps * REQS * SLOTS / best(lambda: simulate(pool, arm, sequences, REQS, COST), 3)
 
 
-def comparison(pool: Pool, spec: str) -> float:
-    path = walk(pool, Arm(policies.FixedDepth(k=SLOTS)), REQS, COST, 0)
-    events = int(path.active.sum()) * SLOTS
-    return events / best(lambda: score_path(estimators.make(spec), pool, path), 3)
+def comparison(pool: Pool, trace: Trace, spec: str) -> float:
+    """Return slot events per second of one estimator in `avsim compare`: predict, learn, and all scores."""
+    estimator, blocks = estimators.make(spec), Blocks.of_pool(pool, trace)
+    sequence = request_sequences([np.arange(len(pool.start))], 32 * REQS, [[0]])[0]
+    walk = full_walk(pool, sequence, REQS)
+    halves = None
+    if estimator.offline:
+        halves = fit_halves(estimator, blocks, walk, blocks.unit % 2 == 0)
+    return len(walk.rows) * SLOTS / best(lambda: score(estimator, blocks, [walk], halves=halves), 3)
+
+
+def one_at_a_time(pool: Pool, learner: str) -> float | None:
+    """Return slot events per second of a general online learner: predict, then learn, on 20,000 reached slots.
+
+    The same law as `online-logistic`: the log-odds, and an indicator of the slot. river takes a dict per event,
+    scikit-learn one step's rows per `partial_fit`.
+    """
+    slot = np.arange(SLOTS)[:, None]
+    reached = (slot <= pool.num_accepted) & (slot < pool.num_recorded)
+    slots, rows = np.nonzero(reached.T[: 20_000 // 3])[::-1]
+    x, y = pool.features["log_odds"][slots, rows], slots < pool.num_accepted[rows]
+    if learner == "river":
+        try:
+            from river import linear_model, optim
+        except ImportError:
+            return None
+        events = [
+            ({"log_odds": float(f), f"slot{k}": 1.0}, bool(label)) for f, k, label in zip(x, slots, y, strict=True)
+        ]
+
+        def work() -> None:
+            model = linear_model.LogisticRegression(optim.SGD(0.01))
+            for features, label in events:
+                model.predict_proba_one(features)
+                model.learn_one(features, label)
+    else:
+        from sklearn.linear_model import SGDClassifier
+
+        wide = np.zeros((len(x), 1 + SLOTS))
+        wide[:, 0], wide[np.arange(len(x)), 1 + slots] = x, 1.0
+
+        def work() -> None:
+            model = SGDClassifier(loss="log_loss")
+            model.partial_fit(wide[:REQS], y[:REQS], classes=[False, True])
+            for start in range(REQS, len(x), REQS):
+                part = slice(start, start + REQS)
+                model.predict_proba(wide[part])
+                model.partial_fit(wide[part], y[part])
+
+    # Others are paid per reached slot; avsim's rates count every drafted one.
+    return len(np.unique(rows)) * SLOTS / best(work, 2)
+
+
+def with_features(pool: Pool) -> Pool:
+    """Return the pool with made-up columns for every feature that an estimator reads."""
+    noise = np.random.default_rng(0)
+    shape = pool.features["log_odds"].shape
+    wanted = {name for cls in estimators.BUILTIN.values() for name in cls().features} - set(pool.features)
+    made = {name: noise.random(shape, dtype=np.float32) * (-1 if name.endswith("logprob") else 1) for name in wanted}
+    return replace(pool, features=pool.features | made)
 
 
 def v15_seconds(reference: Path, folder: Path) -> float:
@@ -140,11 +199,16 @@ def measure() -> list[dict[str, str | float | None]]:
         add("load log-odds, with every check", loading(small))
         add("open loop, adaptive + online-logistic, all metrics", open_loop(small))
         dense = SyntheticLaw(kind="dense", num_requests=128, output_len=128, request_sd=0.5)
-        pool = Pool.from_trace(write_synthetic(folder / "dense", dense), ["log_odds", "label"])
+        trace = write_synthetic(folder / "dense", dense)
+        pool = with_features(Pool.from_trace(trace, ["log_odds", "label"]))
         for runs in (1, 8, 40):
             add(f"closed loop, {runs} run{'s' if runs > 1 else ''} in lockstep", closed_loop(pool, runs))
         for spec in sorted(estimators.BUILTIN):
-            add(f"compare: {spec}", comparison(pool, spec))
+            add(f"compare: {spec}", comparison(pool, trace, spec))
+        for learner in ("river", "scikit-learn partial_fit"):
+            rate = one_at_a_time(pool, learner)
+            if rate is not None:
+                add(f"yardstick: {learner}, logistic regression", rate)
         rows.append({"what": "open loop: peak memory, small trace", "MiB": peak_mib(small)})
         rows.append({"what": "open loop: peak memory, ten times the blocks", "MiB": peak_mib(large)})
         rows.append({"what": "avsim --help", "s": help_seconds()})

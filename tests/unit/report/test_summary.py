@@ -10,7 +10,7 @@ import pytest
 from avsim.config import ReplayConfig
 from avsim.derive import derive_on_policy
 from avsim.policies import FixedDepth
-from avsim.report.console import print_comparison, print_replay, print_rows
+from avsim.report.console import print_replay, print_rows
 from avsim.report.listing import LISTINGS
 from avsim.runs import run_replay
 from avsim.sources import Trace
@@ -102,9 +102,10 @@ def test_listings_name_what_is_installed(capsys: pytest.CaptureFixture[str]) -> 
 
 
 def test_a_comparison_prints_its_reference(greedy: Trace, capsys: pytest.CaptureFixture[str]) -> None:
-    from avsim import estimators
-    from avsim.comparison import compare
+    from avsim.comparison import CompareConfig, compare
+    from avsim.report.comparison_console import print_comparison
 
-    chosen = [estimators.make(name) for name in ("position-rate", "online-logistic")]
-    print_comparison(compare(greedy, chosen, bootstrap=100))
+    config = CompareConfig(estimators=("position-rate", "online-logistic"), offsets=1, bootstrap=100)
+    (result,) = compare([greedy.path], config, workers=1)
+    print_comparison(result)
     assert "change to position-rate" in capsys.readouterr().out
