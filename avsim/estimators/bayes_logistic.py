@@ -10,8 +10,9 @@ import numpy as np
 from avsim.errors import InputError
 from avsim.estimators.base import Arrays, Estimator
 from avsim.estimators.newton import drift, forget, hierarchy, newton_step
+from avsim.estimators.online_logistic import logistic_sums
 from avsim.features import sigmoid
-from avsim.types import F32Array, F64Array, Features, Observations, picked_slots, slot_sums
+from avsim.types import F32Array, F64Array, Features, Observations
 
 __all__ = ["BayesLogistic"]
 
@@ -107,17 +108,8 @@ class BayesLogistic(Estimator):
         return {"sums": np.zeros((5, num_speculative_tokens))}
 
     def accumulate(self, stats: Arrays, observations: Observations) -> Arrays:
-        picked, counts = picked_slots(observations.observed)
-        f = observations.features[self.feature].ravel().take(picked)
-        p = observations.confidence.ravel().take(picked)
-        terms = np.empty((5, len(picked)), dtype=np.float32)
-        a, b, c, g0, g1 = terms
-        np.multiply(p, 1 - p, out=c)
-        np.multiply(c, f, out=b)
-        np.multiply(b, f, out=a)
-        np.subtract(observations.accepted.ravel().take(picked), p, out=g1)
-        np.multiply(g1, f, out=g0)
-        return {"sums": stats["sums"] + slot_sums(terms, counts)}
+        sums, _ = logistic_sums(observations.features[self.feature], observations)
+        return {"sums": stats["sums"] + sums}
 
     def refit(self, params: Arrays, stats: Arrays) -> tuple[Arrays, Arrays]:
         a, b, c, g0, g1 = stats["sums"]

@@ -11,9 +11,9 @@ import numpy as np
 from avsim.errors import InputError
 from avsim.estimators.base import Arrays, Estimator
 from avsim.features import sigmoid
-from avsim.types import BoolArray, F32Array, Features, IntArray, Observations, picked_slots, slot_sums
+from avsim.types import BoolArray, F32Array, F64Array, Features, IntArray, Observations, picked_slots, slot_sums
 
-__all__ = ["OnlineLogistic"]
+__all__ = ["OnlineLogistic", "logistic_sums"]
 
 _SUMS = ("a", "b", "c", "g0", "g1", "n")
 _KERNEL_ROWS = 256  # vLLM's kernel pads the batch to this many rows, which fixes its summation tree
@@ -83,17 +83,8 @@ class OnlineLogistic(Estimator):
         f, p, observed = observations.features[self.feature], observations.confidence, observations.observed
         if self.sums == "float32":
             return _kernel_sums(stats, observations.step_starts, f, p, observed, observations.accepted)
-        # Few slots carry a label, and one without may hold a NaN feature: only the labelled ones are touched.
-        picked, counts = picked_slots(observed)
-        f, p = f.ravel().take(picked), p.ravel().take(picked)
-        terms = np.empty((5, len(picked)), dtype=np.float32)
-        a, b, c, g0, g1 = terms
-        np.multiply(p, 1 - p, out=c)
-        np.multiply(c, f, out=b)
-        np.multiply(b, f, out=a)
-        np.subtract(observations.accepted.ravel().take(picked), p, out=g1)
-        np.multiply(g1, f, out=g0)
-        added = [*slot_sums(terms, counts), counts]
+        sums, counts = logistic_sums(f, observations)
+        added = [*sums, counts]
         return {name: stats[name] + sums for name, sums in zip(_SUMS, added, strict=True)}
 
     def refit(self, params: Arrays, stats: Arrays) -> tuple[Arrays, Arrays]:
@@ -115,6 +106,24 @@ class OnlineLogistic(Estimator):
             "intercepts": (params["intercepts"] + delta).astype(np.float32),
         }
         return new, self.zero_stats(len(n))
+
+
+def logistic_sums(f: F32Array, observations: Observations) -> tuple[F64Array, IntArray]:
+    """Return ΣWf², ΣWf, ΣW, Σrf, Σr of each slot over its labelled blocks, float64 `[5, K]`, and their number, `[K]`.
+
+    W = p(1 − p), r = y − p, at the confidences p of draft time and the feature f, float32 `[K, n]`.
+    """
+    # Few slots carry a label, and one without may hold a NaN feature: only the labelled ones are touched.
+    picked, counts = picked_slots(observations.observed)
+    f, p = f.ravel().take(picked), observations.confidence.ravel().take(picked)
+    terms = np.empty((5, len(picked)), dtype=np.float32)
+    a, b, c, g0, g1 = terms
+    np.multiply(p, 1 - p, out=c)
+    np.multiply(c, f, out=b)
+    np.multiply(b, f, out=a)
+    np.subtract(observations.accepted.ravel().take(picked), p, out=g1)
+    np.multiply(g1, f, out=g0)
+    return slot_sums(terms, counts), counts
 
 
 def _tree_sum(values: F32Array) -> np.float32:

@@ -20,12 +20,17 @@ from typing import Any
 import numpy as np
 
 from avsim import estimators, policies
+from avsim.comparison.decisions import Bench
 from avsim.comparison.drift import Scene, make_scene
+from avsim.comparison.walk import Table
 from avsim.costs import load
+from avsim.metrics.intervals import ratio_interval
 from avsim.metrics.savings import Path as Steps
 from avsim.metrics.savings import flatten_log
 from avsim.simulate import Arm, simulate
+from avsim.sources import open_trace
 from avsim.sources.synthetic import SyntheticLaw, write_synthetic
+from avsim.workload import Pool
 
 HERE = Path(__file__).parent
 COST = "llama-3.1-8b-h100-eagle"
@@ -67,6 +72,13 @@ STREAMS = (
     Stream("mute-short", "the same with short outputs, so that new requests keep coming", -0.5, -1.5, 0.1, 300),
     Stream("collapse", "nothing is accepted for a while; log-odds vary widely, outputs are short", -5.0, 0.0, 2.0, 300),
 )
+PAIRS = (
+    ("adaptive:explore=0.02", "online-logistic", "online-logistic"),
+    ("adaptive:explore=0.02", "bayes-logistic", "bayes-logistic"),
+    ("adaptive", "bayes-logistic:explore=true", "bayes-logistic"),
+)
+TRACES = HERE.parent.parent / "traces"
+REAL_COST = "deepseek-v4-flash-tp4-b300"
 COLUMNS = (
     "stream", "policy", "estimator", "seed", "good_steps", "deep_verified_late_pct", "deep_verified_never_bad_pct",
     "tokens_per_ms_late", "change_to_never_bad_pct", "state",
@@ -159,13 +171,8 @@ def table(rows: list[dict[str, Any]], stream: Stream) -> str:
 def exploration_cost(rows: list[dict[str, Any]]) -> str:
     """Return what exploring costs where nothing bad happens: throughput with it against without, means over seeds."""
     lines = ["| stream | exploration | throughput against none |", "|---|---|---|"]
-    pairs = (
-        ("adaptive:explore=0.02", "online-logistic", "online-logistic"),
-        ("adaptive:explore=0.02", "bayes-logistic", "bayes-logistic"),
-        ("adaptive", "bayes-logistic:explore=true", "bayes-logistic"),
-    )
     for stream in STREAMS:
-        for policy, spec, plain in pairs:
+        for policy, spec, plain in PAIRS:
             with_it, without = (
                 np.array(
                     [
@@ -181,6 +188,28 @@ def exploration_cost(rows: list[dict[str, Any]]) -> str:
             lines.append(
                 f"| {stream.name} | {what} | {change.mean():+.2f} % ({change.min():+.2f} … {change.max():+.2f}) |"
             )
+    return "\n".join(lines)
+
+
+def real_cost(seed: int = 0) -> str:
+    """Return what exploring costs on shipped traces: throughput with it against without, simulated on resamples."""
+    lines = ["| trace | requests | exploration | throughput against none |", "|---|---|---|---|"]
+    for name in ("smollm2-eagle-greedy", "smollm2-eagle-sampled"):
+        trace = open_trace(TRACES / name)
+        pool = Pool.from_trace(trace, ["log_odds"])
+        bench = Bench(pool, Table.of_pool(pool, trace), load(REAL_COST), None, 20, 300, trace.card.vocab_size, seed)
+        for num_reqs in (8, 64):
+            for policy, spec, plain in PAIRS:
+                arms = (
+                    Arm(policies.make(policy), estimators.make(spec)),
+                    Arm(policies.Adaptive(), estimators.make(plain)),
+                )
+                rates = [bench.serve(arm, num_reqs).full.throughput_tok_s for arm in arms]
+                found = ratio_interval(float(rates[0][0] / rates[1][0]), rates[0][1:] / rates[1][1:])
+                change, low, high = ((value - 1) * 100 for value in (found.ratio, found.low, found.high))
+                lines.append(
+                    f"| {name} | {num_reqs} | {policy} + {spec} | {change:+.2f} % ({low:+.2f} … {high:+.2f}) |"
+                )
     return "\n".join(lines)
 
 
@@ -200,7 +229,8 @@ def main() -> None:
     readme = HERE / "README.md"
     text = readme.read_text(encoding="utf-8")
     blocks = {s.name: f"**{s.name}**: {s.what}.\n\n{table(rows, s)}" for s in STREAMS} | {
-        "cost": exploration_cost(rows)
+        "cost": exploration_cost(rows),
+        "real": real_cost(),
     }
     for name, block in blocks.items():
         whole = f"<!-- {name} -->\n{block}\n<!-- /{name} -->"

@@ -6,36 +6,19 @@ import json
 from dataclasses import dataclass
 from typing import ClassVar
 
-import numpy as np
 import pytest
 from typer.testing import CliRunner, Result
 
 from avsim import estimators
 from avsim.cli.check import app
 from avsim.errors import CheckFailed, InputError
-from avsim.estimators import RawConfidence
-from avsim.estimators.base import Arrays
-from avsim.types import F32Array, Features
+from tests.lossy_scores import OwnToken
 
 RUN = CliRunner()
 
 
 def run(*arguments: str) -> Result:
     return RUN.invoke(app, ["lossless", *arguments], catch_exceptions=False)
-
-
-@dataclass(frozen=True)
-class OwnToken(RawConfidence):
-    """A user's estimator that reads the drawn token and does not say so."""
-
-    name: ClassVar[str] = "own-token"
-
-    @property
-    def features(self) -> tuple[str, ...]:
-        return ("draft_logprob",)
-
-    def predict(self, params: Arrays, features: Features, shape: tuple[int, int]) -> F32Array:
-        return np.exp(np.minimum(features["draft_logprob"], 0))
 
 
 @dataclass(frozen=True)

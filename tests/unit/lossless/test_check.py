@@ -16,6 +16,7 @@ from avsim.lossless.cases import Case, Settings, default_cases
 from avsim.lossless.check import check_case
 from avsim.policies import Adaptive, FixedDepth, PrefixScheduler
 from avsim.types import F32Array, Features
+from tests.lossy_scores import OwnToken
 
 SMALL = Settings(models=200)
 CASES, LEFT = default_cases(SMALL)
@@ -100,20 +101,6 @@ def test_other_sizes(slots: int, vocab: int) -> None:
 
 
 @dataclass(frozen=True)
-class SlyScore(RawConfidence):
-    """Reads the drawn token of its own slot and keeps quiet about it."""
-
-    name: ClassVar[str] = "sly-score"
-
-    @property
-    def features(self) -> tuple[str, ...]:
-        return ("draft_logprob",)
-
-    def predict(self, params: Arrays, features: Features, shape: tuple[int, int]) -> F32Array:
-        return np.exp(np.minimum(features["draft_logprob"], 0))
-
-
-@dataclass(frozen=True)
 class EarlierTokens(RawConfidence):
     """Reads the drawn tokens of earlier slots only, which it may."""
 
@@ -156,7 +143,7 @@ def test_a_rule_that_hides_its_leak_fails() -> None:
 
 
 def test_a_score_that_hides_its_leak_fails() -> None:
-    row = check_case(Case(Adaptive(), SlyScore()), SMALL)
+    row = check_case(Case(Adaptive(), OwnToken()), SMALL)
     assert row["expected"]["exact"]
     assert row["largest_total_variation"] > 1e-3
     assert not row["passed"]

@@ -10,12 +10,12 @@ import subprocess
 import sys
 from dataclasses import asdict, replace
 from html import unescape
-from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
 import polars as pl
 import pytest
+from pages import Balance, text_of
 
 from avsim.comparison import CompareConfig, compare
 from avsim.comparison import run as running
@@ -28,7 +28,6 @@ from avsim.sources import write_trace
 from avsim.sources.synthetic import SyntheticLaw, write_synthetic
 
 HOSTILE = '<script>alert("x")</script>$a^{'
-VOID = {"meta", "path", "use", "rect", "br"}
 CONFIG = CompareConfig(
     estimators=("online-logistic", "position-rate", "slot-logit", "oracle-label", "temperature-offline"),
     offsets=1, num_slots=2, bootstrap=100, cost="deepseek-v4-flash-tp4-b300", what_if=True, loads=(8, 16), replicates=2,
@@ -67,29 +66,6 @@ def manifest(results: list[dict[str, Any]]) -> dict[str, Any]:
 def report(results: list[dict[str, Any]], manifest: dict[str, Any]) -> str:
     pytest.importorskip("matplotlib")
     return comparison_html(results, manifest)
-
-
-def text_of(html: str) -> str:
-    return " ".join(unescape(re.sub(r"<[^>]+>", " ", html)).split())
-
-
-class Balance(HTMLParser):
-    """Notes tags that are never closed, or closed in the wrong order."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.stack: list[str] = []
-        self.wrong: list[str] = []
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        if tag not in VOID:
-            self.stack.append(tag)
-
-    def handle_endtag(self, tag: str) -> None:
-        if tag in VOID:
-            return
-        if not self.stack or self.stack.pop() != tag:
-            self.wrong.append(tag)
 
 
 def test_is_well_formed(report: str) -> None:

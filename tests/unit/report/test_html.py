@@ -5,12 +5,11 @@ from __future__ import annotations
 import copy
 import re
 import sys
-from html import unescape
-from html.parser import HTMLParser
 from typing import Any
 
 import polars as pl
 import pytest
+from pages import Balance, text_of
 
 from avsim.config import ReplayConfig
 from avsim.metrics.verdict import Verdict
@@ -19,7 +18,6 @@ from avsim.report.html import html_report
 from avsim.report.wording import command_line, findings, marks
 
 HOSTILE = '<script>alert("x")</script>'
-VOID = {"meta", "path", "use", "rect", "br"}
 
 
 def arm(policy: str, rate: float, *, open_loop: bool = False, **more: Any) -> dict[str, Any]:
@@ -135,29 +133,6 @@ def calibration() -> pl.DataFrame:
 def report() -> str:
     pytest.importorskip("matplotlib")
     return html_report(closed(), manifest(), calibration())
-
-
-def text_of(html: str) -> str:
-    return " ".join(unescape(re.sub(r"<[^>]+>", " ", html)).split())
-
-
-class Balance(HTMLParser):
-    """Notes tags that are never closed, or closed in the wrong order."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.stack: list[str] = []
-        self.wrong: list[str] = []
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        if tag not in VOID:
-            self.stack.append(tag)
-
-    def handle_endtag(self, tag: str) -> None:
-        if tag in VOID:
-            return
-        if not self.stack or self.stack.pop() != tag:
-            self.wrong.append(tag)
 
 
 def test_is_well_formed(report: str) -> None:
