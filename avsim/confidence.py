@@ -54,8 +54,12 @@ class ClosedLoopConfidence:
         self._table = np.empty((num_slots, len(self.states), rows if self._tabulate else 0), dtype=np.float32)
         self._offset = np.arange(len(self.states))[:, None] * self._table.shape[2]
         if self._tabulate:
-            for run in range(len(self.states)):
-                self._predict_all(run)
+            self._predict_all(0)
+            for run in range(1, len(self.states)):
+                if self.states[run].params is self.states[0].params:
+                    self._table[:, run] = self._table[:, 0]
+                else:
+                    self._predict_all(run)
 
     def predict(self, rows: IntArray, fresh: BoolArray) -> F32Array:
         """Return the confidences of blocks as they are drafted now, float32 `[K, runs, reqs]`.
@@ -101,10 +105,9 @@ class ClosedLoopConfidence:
         active = np.stack(self._active)
         self._rows, self._admitted, self._active = [], [], []
         for run, state in enumerate(self.states):
-            refits = state.refits
             seen = self._observations(run, rows[:, run], admitted[:, run], active[:, run], 0)
             self.states[run] = advance(self.estimator, state, seen, len(rows))
-            if self._tabulate and self.states[run].refits != refits:
+            if self._tabulate and self.states[run].params is not state.params:
                 self._predict_all(run)
         self._kept, self._drafted = [], []
 

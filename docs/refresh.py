@@ -1,7 +1,8 @@
 """Refresh what README and docs show: `make demo && .venv/bin/python docs/refresh.py`.
 
-The verdict table comes from demo-run/summary.json, the traces from their cards and blocks, the tree from the first line
-of each module's docstring, the table in docs/losslessness.md from `avsim check lossless`.
+The verdict table comes from demo-run/summary.json, the traces from their cards and blocks, the estimators' ranks from
+the results of experiments/estimator-bakeoff, the tree from the first line of each module's docstring, the table in
+docs/losslessness.md from `avsim check lossless`.
 `--check` changes nothing and fails if the tree is out of date.
 """
 
@@ -85,6 +86,15 @@ def demo() -> str:
     return "\n".join(lines)
 
 
+def ranks() -> str:
+    """Return how estimators fared on the shipped traces, as the bake-off's own table."""
+    folder = ROOT / "experiments" / "estimator-bakeoff"
+    sys.path.insert(0, str(folder))
+    from tables import read, tally
+
+    return str(tally(read(folder / "results" / "scores.csv")))
+
+
 def lossless() -> str:
     """Return what `avsim check lossless` prints."""
     command = [sys.executable, "-m", "avsim", "check", "lossless"]
@@ -107,7 +117,9 @@ def main() -> None:
         if new != old:
             sys.exit("README's tree is out of date: run docs/refresh.py")
         return
-    README.write_text(put(put(new, "demo", demo()), "traces", shipped()), encoding="utf-8")
+    for mark, content in (("demo", demo()), ("traces", shipped()), ("ranks", ranks())):
+        new = put(new, mark, content)
+    README.write_text(new, encoding="utf-8")
     page = ROOT / "docs" / "losslessness.md"
     page.write_text(put(page.read_text(encoding="utf-8"), "avsim check lossless", lossless()), encoding="utf-8")
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from avsim import registry
-from avsim.estimators.base import Arrays, Estimator, EstimatorState, advance
+from avsim.estimators.base import MEMORY, Arrays, Estimator, EstimatorState, advance
 from avsim.estimators.bayes_logistic import BayesLogistic
 from avsim.estimators.beta_bernoulli import BetaBernoulli
 from avsim.estimators.confidence_head import ConfidenceHead
@@ -23,6 +23,7 @@ from avsim.estimators.temperature import Temperature, TemperatureOffline
 
 __all__ = [
     "BUILTIN",
+    "MEMORY",
     "Arrays",
     "BayesLogistic",
     "BetaBernoulli",
