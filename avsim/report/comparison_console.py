@@ -11,6 +11,7 @@ from rich.text import Text
 from avsim.report.comparison_wording import (
     SHORT_STANDING,
     arm_text,
+    bias_of,
     change_text,
     headline,
     labelled_text,
@@ -41,6 +42,8 @@ def print_comparison(result: dict[str, Any]) -> None:
         ("AUC", lambda row: "" if row["conditional"]["auc"] is None else f"{row['conditional']['auc']:.3f}"),
         ("start", lambda row: row["start"]),
     ]
+    if any(row["beside_the_cut"] for row in result["rows"]):
+        columns.append(("beside the cut: log-loss, bias", _cut_text))
     _table(result["rows"], "estimator", lambda row: marked(row), columns)
     if result["throughput"]:
         columns = [
@@ -79,6 +82,11 @@ def print_comparison(result: dict[str, Any]) -> None:
         out.print(Text(labelled_text(result)))
     for note in notes(result):
         out.print(Text(f"· {note}"))
+
+
+def _cut_text(row: dict[str, Any]) -> str:
+    bias = bias_of(row["beside_the_cut"])
+    return "" if bias is None else f"{row['beside_the_cut']['log_loss']:.4f}, {bias * 100:+.1f}".replace("-", "−")
 
 
 def _pct(value: float | None, scale: float = 1) -> str:

@@ -13,6 +13,7 @@ from avsim.report.comparison_plots import comparison_figures
 from avsim.report.comparison_wording import (
     SHORT_STANDING,
     arm_text,
+    bias_of,
     change_text,
     headline,
     labelled_text,
@@ -103,7 +104,7 @@ def _trace(result: dict[str, Any], name: str) -> str:
     if result["influence"]:
         parts.append(_influence(result))
     if result["admission"] != "full":
-        parts.append(paragraph(labelled_text(result), "small"))
+        parts += [_censoring(result), paragraph(labelled_text(result), "small")]
     lines = "".join(f"<li>{escape(note)}</li>\n" for note in notes(result))
     return "".join(parts) + f"<ul>\n{lines}</ul>\n"
 
@@ -167,14 +168,32 @@ def _categories(result: dict[str, Any]) -> str:
         cells = th(marked(row), scope="row")
         for name in names:
             found = row["categories"][name]
-            bias = None if not found["count"] else found["mean_confidence"] - found["acceptance"]
             cells += (
                 td(_number(found["log_loss"], 4), "edge")
-                + td(_number(bias, 1, 100))
+                + td(_number(bias_of(found), 1, 100))
                 + td(_number(found["ece"], 1, 100, " %"))
             )
         lines.append(cells)
     return table("By category; bias: mean confidence − share accepted, points", head, [lines])
+
+
+def _censoring(result: dict[str, Any]) -> str:
+    """Tabulate scores where decisions are made, which censored labels spoil first."""
+    found = [(row, row["beside_the_cut"]) for row in result["rows"] if row["beside_the_cut"] is not None]
+    lines = [
+        th(marked(row), scope="row")
+        + td(str(cut["count"]))
+        + td(_number(cut["log_loss"], 4))
+        + td(_number(bias_of(cut), 1, 100))
+        + td(_number(cut["ece"], 1, 100, " %"))
+        for row, cut in found
+    ]
+    head = [th("estimator", "left") + "".join(th(text) for text in ("slots", "log-loss", "bias", "ECE"))]
+    caption = (
+        "Beside the cut: the last verified and the first trimmed slot of each block that was trimmed, where the "
+        "verdict is known; bias: mean confidence − share accepted, points"
+    )
+    return table(caption, head, [lines])
 
 
 def _plain(

@@ -9,6 +9,7 @@ from avsim.comparison.drift import SCENARIOS, TOLERANCE
 __all__ = [
     "SHORT_STANDING",
     "arm_text",
+    "bias_of",
     "change_text",
     "headline",
     "labelled_text",
@@ -82,6 +83,11 @@ def recovery_text(row: dict[str, Any]) -> str:
     if row["scenario"] != "switch":
         return "–"
     return f"not within {row['steps']} steps" if row["recovery_steps"] is None else f"{row['recovery_steps']} steps"
+
+
+def bias_of(scores: dict[str, Any]) -> float | None:
+    """Return mean confidence − share accepted, or None where nothing was scored."""
+    return None if not scores["count"] else float(scores["mean_confidence"] - scores["acceptance"])
 
 
 def labelled_text(result: dict[str, Any]) -> str:

@@ -324,3 +324,18 @@ def test_in_a_browser(dark: bool, report: str, tmp_path: Path) -> None:
         assert seen["wide"] == []
         assert len(seen["figures"]) == 9
         assert min(seen["figures"]) > 100
+
+
+def test_a_trimming_admission_shows_the_slots_beside_the_cut(
+    tmp_path: Path, manifest: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    trace = write_synthetic(tmp_path / "dense", SyntheticLaw(num_requests=12, output_len=24, num_speculative_tokens=3))
+    config = CompareConfig(("online-logistic", "position-rate"), admission="fixed:1", offsets=1, bootstrap=100)
+    (found,) = compare([trace.path], config, workers=1)
+    cut = found["rows"][0]["beside_the_cut"]
+    page = text_of(comparison_html([found], manifest))
+    assert f"online-logistic {cut['count']} {cut['log_loss']:.4f}" in page
+    print_comparison(found)
+    assert f"{cut['log_loss']:.4f}, " in capsys.readouterr().out
+    (whole,) = compare([trace.path], replace(config, admission="full"), workers=1)
+    assert "Beside the cut" not in text_of(comparison_html([whole], manifest))
