@@ -184,14 +184,18 @@ def _predict(
         confidence = np.empty(shape, dtype=np.float32)
         features[MEMORY] = kept = np.empty((len(memory), len(rows)), dtype=np.float32)
         seats, fresh = walk.seat[part], walk.fresh[part]
+        # Labels do not depend on what is predicted, so they are graded once; confidences are filled in step by step.
+        graded = Observations.grade(features, confidence, known, accepted, starts, unfit)
         for begin, end in zip(starts[:-1].tolist(), starts[1:].tolist(), strict=True):
             now, seat = slice(begin, end), seats[begin:end]
             kept[:, now] = np.where(fresh[now], np.float32(0), memory[:, seat])
             inputs = {name: column[:, now] for name, column in features.items()}
             confidence[:, now] = estimator.predict(state.params, inputs, (table.num_slots, end - begin))
             here = np.array([0, end - begin])
-            seen = Observations.grade(inputs, confidence[:, now], known[now], accepted[now], here, unfit[now])
+            labels = graded.observed[:, now], graded.accepted[:, now]
+            seen = Observations(inputs, confidence[:, now], *labels, here, graded.num_admitted[now])
             memory[:, seat] = estimator.remember(state.params, seen)
+        return graded
     return Observations.grade(features, confidence, known, accepted, starts, unfit)
 
 

@@ -203,7 +203,7 @@ def measure() -> list[dict[str, str | float | None]]:
         pool = with_features(Pool.from_trace(trace, ["log_odds", "label"]))
         for runs in (1, 8, 40):
             add(f"closed loop, {runs} run{'s' if runs > 1 else ''} in lockstep", closed_loop(pool, runs))
-        for spec in sorted(estimators.BUILTIN):
+        for spec in sorted([*estimators.BUILTIN, "multi-logistic:history=false"]):
             add(f"compare: {spec}", comparison(pool, trace, spec))
         for learner in ("river", "scikit-learn partial_fit"):
             rate = one_at_a_time(pool, learner)
