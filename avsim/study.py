@@ -22,7 +22,7 @@ from avsim.metrics.verdict import Verdict, judge, with_overhead
 from avsim.simulate import Arm, ClosedLoopResult, Totals, simulate
 from avsim.sources.base import Trace
 from avsim.types import IntArray
-from avsim.workload import Pool, request_sequences, resample_units, split_units
+from avsim.workload import Pool, request_sequences, requests_for, resample_units, split_units
 
 __all__ = ["ArmAtLoad", "NamedArm", "Study", "build_arms", "max_total_logits", "pick_totals", "run_closed"]
 
@@ -119,8 +119,7 @@ class Study:
         if not arm.policy.uses_confidence or arm.estimator is None or self.config.warm_refits == 0:
             return None
         steps = self.config.warm_refits * arm.estimator.refit_interval
-        most = concurrency * steps * (self.pool.num_slots + 1)
-        minimum = int(most / max(1.0, (self.pool.output_len - 1).mean())) + 2 * concurrency
+        minimum = requests_for(self.pool, concurrency, steps)
         samples = self.samples(part)
         seeds = [[self.config.seed, _WARM, part, concurrency, run] for run in range(len(samples))]
         sequences = request_sequences(samples, minimum, seeds)
@@ -221,7 +220,7 @@ def build_arms(config: ReplayConfig, num_slots: int) -> list[NamedArm]:
     baselines: list[str] = []
     for spec in config.baselines:
         baselines += [f"fixed:{k}" for k in range(1, num_slots + 1)] if spec == "fixed" else [spec]
-    readers = [estimators.make(spec) for spec in config.estimators]
+    readers = [estimators.make_online(spec) for spec in config.estimators]
     arms: dict[str, NamedArm] = {}
     for spec, judged in [(s, False) for s in baselines] + [(s, True) for s in config.policies]:
         policy = policies.make(spec)

@@ -11,7 +11,15 @@ from avsim.errors import InputError
 from avsim.sources.base import Trace
 from avsim.types import BoolArray, F32Array, IntArray
 
-__all__ = ["Pool", "fill_missing", "keyed_uniform", "request_sequences", "resample_units", "split_units"]
+__all__ = [
+    "Pool",
+    "fill_missing",
+    "keyed_uniform",
+    "request_sequences",
+    "requests_for",
+    "resample_units",
+    "split_units",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +109,12 @@ def fill_missing(array: F32Array, recorded: BoolArray) -> F32Array:
     count = np.maximum(recorded.sum(axis=1), 1)
     mean = np.where(recorded, array, np.float32(0)).sum(axis=1, dtype=np.float64) / count
     return np.where(recorded, array, mean[:, None]).astype(np.float32)
+
+
+def requests_for(pool: Pool, num_reqs: int, steps: int) -> int:
+    """Return how many requests keep `num_reqs` places busy for some steps, however much is accepted."""
+    tokens = num_reqs * steps * (pool.num_slots + 1)
+    return int(tokens / max(1.0, (pool.output_len - 1).mean())) + 2 * num_reqs
 
 
 def keyed_uniform(first: IntArray, second: IntArray) -> F32Array:

@@ -86,7 +86,7 @@ class CompareConfig:
         """Return the estimators to compare on a trace.
 
         Raises:
-            InputError: a spec is wrong, or the trace lacks a feature of an estimator that was named.
+            InputError: a spec is wrong.
         """
         if self.estimators != ("all",):
             return [estimators.make(spec) for spec in self.estimators]

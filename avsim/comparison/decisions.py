@@ -19,7 +19,7 @@ from avsim.metrics.savings import flatten_log, step_regrets_pct
 from avsim.simulate import Arm, ClosedLoopResult, simulate
 from avsim.study import max_total_logits
 from avsim.types import F64Array, IntArray
-from avsim.workload import Pool, request_sequences, resample_units, split_units
+from avsim.workload import Pool, request_sequences, requests_for, resample_units, split_units
 
 __all__ = ["RUNGS", "Bench", "explain", "throughput_rows"]
 
@@ -92,8 +92,7 @@ class Bench:
         steps = self.warm_steps
         if steps == 0:
             return estimator.start(self.pool.num_slots)
-        longest = load * steps * (self.pool.num_slots + 1)
-        minimum = int(longest / max(1.0, (self.pool.output_len - 1).mean())) + 2 * load
+        minimum = requests_for(self.pool, load, steps)
         sequence = request_sequences([apart], minimum, [[self.seed, _WARM, load]])
         return self._simulate(arm, sequence, load, belief=belief, max_steps=steps).states[0]
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from avsim.comparison.walk import Table, Walk
 from avsim.estimators.base import MEMORY, Estimator, EstimatorState, advance
-from avsim.metrics.calibration import Calibration
+from avsim.metrics.calibration import LEAST_PROBABILITY, Calibration
 from avsim.policies.budget import survival
 from avsim.types import BoolArray, F32Array, F64Array, IntArray, Observations, picked_slots
 
@@ -17,7 +17,6 @@ __all__ = ["BUCKET_STEPS", "Scores", "block_losses", "fit_halves", "fit_walk", "
 
 BUCKET_STEPS = 100
 _CHUNK = 1 << 13  # scoring in pieces of this size stays in the cache
-_SMALLEST = np.float32(2.0**-24)
 
 
 @dataclass(slots=True)
@@ -259,5 +258,5 @@ def block_losses(confidence: F32Array, accepted: BoolArray, scored: BoolArray) -
     """Return the summed log-loss of each block, nats, `[n]`."""
     picked = np.flatnonzero(scored)
     right = np.abs(confidence.ravel().take(picked) - ~accepted.ravel().take(picked))
-    loss = -np.log(np.maximum(right, _SMALLEST, out=right), out=right)
+    loss = -np.log(np.maximum(right, np.float32(LEAST_PROBABILITY), out=right), out=right)
     return np.bincount(picked % scored.shape[1], loss, scored.shape[1]).astype(np.float64)

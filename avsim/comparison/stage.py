@@ -17,6 +17,7 @@ from avsim.errors import InputError
 from avsim.estimators.base import Estimator, EstimatorState
 from avsim.simulate import Arm
 from avsim.sources.base import Trace
+from avsim.study import max_total_logits
 from avsim.types import BoolArray
 from avsim.what_if import check_match
 from avsim.workload import Pool, request_sequences, split_units
@@ -36,10 +37,6 @@ class Stage:
     second_half: BoolArray = field(repr=False)
     cost: CostModel | None
     foreign: bool
-
-    @property
-    def num_sources(self) -> int:
-        return len(np.unique(self.table.unit))
 
 
 def stage(trace: Trace, config: CompareConfig, features: Iterable[str]) -> Stage:
@@ -63,10 +60,11 @@ def stage(trace: Trace, config: CompareConfig, features: Iterable[str]) -> Stage
         table = Table.of_pool(pool, trace)
         sequence = request_sequences([np.arange(len(pool.start))], 8 * config.concurrency, [[config.seed]])[0]
         clock = cost or step_counter()
+        limit = max_total_logits(config.vocab or clock.card.vocab_size or trace.card.vocab_size)
         walks = [
             full_walk(pool, sequence, config.concurrency, offset)
             if arm is None
-            else simulated_walk(pool, arm, sequence, config.concurrency, clock, offset)
+            else simulated_walk(pool, arm, sequence, config.concurrency, clock, offset, limit)
             for offset in _offsets(config.offsets, pool)
         ]
     _, second = split_units(np.unique(table.unit), config.seed)
@@ -80,6 +78,11 @@ def _offsets(count: int | None, pool: Pool) -> list[int]:
 
 
 def admission(trace: Trace, config: CompareConfig) -> tuple[Arm | None, CostModel | None, bool]:
+    """Return the arm that admits (None: all is verified), the step costs that it reads, and whether these are foreign.
+
+    Raises:
+        InputError: it cannot admit on this trace, or its step costs are missing or of another model.
+    """
     if config.admission == "full":
         return None, None, False
     if trace.card.kind == "on-policy":
@@ -90,7 +93,7 @@ def admission(trace: Trace, config: CompareConfig) -> tuple[Arm | None, CostMode
     policy = policies.make(config.admission)
     if not policy.drafts:
         raise InputError(f"admission {config.admission} drafts nothing, so nothing would be labelled")
-    arm = Arm(policy, estimators.make(config.admission_estimator) if policy.uses_confidence else None)
+    arm = Arm(policy, estimators.make_online(config.admission_estimator) if policy.uses_confidence else None)
     if policy.separable:
         return arm, None, False
     if config.cost is None:

@@ -10,6 +10,7 @@ import numpy as np
 
 from avsim.costs.base import CostModel
 from avsim.metrics.savings import Path, flatten_log
+from avsim.policies.base import NO_LOGIT_LIMIT
 from avsim.simulate import Arm, simulate
 from avsim.sources.base import Trace
 from avsim.types import BoolArray, F32Array, IntArray
@@ -155,9 +156,26 @@ def _chains(pool: Pool, offset: int) -> list[IntArray]:
     return np.split(row[order], np.cumsum(np.bincount(request, minlength=len(last)))[:-1])
 
 
-def simulated_walk(pool: Pool, arm: Arm, sequence: IntArray, num_seats: int, cost: CostModel, offset: int = 0) -> Walk:
+def simulated_walk(
+    pool: Pool,
+    arm: Arm,
+    sequence: IntArray,
+    num_seats: int,
+    cost: CostModel,
+    offset: int = 0,
+    max_total_logits: int = NO_LOGIT_LIMIT,
+) -> Walk:
     """Return the walk of a closed loop under any policy; see `simulate`."""
-    log = simulate(pool, arm, sequence[None], num_seats, cost, first_position=offset, log=True).log
+    log = simulate(
+        pool,
+        arm,
+        sequence[None],
+        num_seats,
+        cost,
+        max_total_logits=max_total_logits,
+        first_position=offset,
+        log=True,
+    ).log
     assert log is not None
     return path_walk(flatten_log(log))
 

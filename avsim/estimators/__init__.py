@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from avsim import registry
+from avsim.errors import InputError
 from avsim.estimators.base import MEMORY, Arrays, Estimator, EstimatorState, advance
 from avsim.estimators.bayes_logistic import BayesLogistic
 from avsim.estimators.beta_bernoulli import BetaBernoulli
@@ -47,6 +48,7 @@ __all__ = [
     "advance",
     "available",
     "make",
+    "make_online",
 ]
 
 BUILTIN: dict[str, type[Estimator]] = {
@@ -85,4 +87,19 @@ def make(spec: str) -> Estimator:
     0.01
     """
     estimator: Estimator = registry.from_spec(spec, "estimators", available())
+    return estimator
+
+
+def make_online(spec: str) -> Estimator:
+    """Build an estimator that can start to serve as it is.
+
+    Raises:
+        InputError: it has to be fitted beforehand; unfitted it would predict its cold start for ever.
+    """
+    estimator = make(spec)
+    if estimator.offline:
+        raise InputError(
+            f"{estimator.name} is fitted offline and learns nothing while serving, so it cannot be served cold; "
+            "`avsim compare` fits it on one half of a trace and judges it on the other (--loads for throughput)"
+        )
     return estimator

@@ -29,7 +29,7 @@ class BetaBernoulli(Estimator):
 
     Before any data, α_kb = m π_b and β_kb = m (1 − π_b) with π_b = σ(0.5·f_b − 0.2) at a typical f_b of the bin and
     m = `prior_weight` observations. A refit adds the accepted slots to α and the rejected ones to β, after both went
-    back towards the prior: α = γα + (1 − γ)α₀, γ = `discount` (1 = never forget). `variance` is the posterior's.
+    back towards the prior: α = γα + (1 − γ)α₀, γ = `discount` (1 = never forget).
 
     Source: conjugate Beta-Bernoulli updating; the prior is vLLM PR #52228's start.
 
@@ -37,8 +37,6 @@ class BetaBernoulli(Estimator):
     >>> params, features = estimator.init(1), {"log_odds": np.array([[0.25]], dtype=np.float32)}
     >>> estimator.predict(params, features, (1, 1)).round(3)
     array([[0.481]], dtype=float32)
-    >>> estimator.variance(params, features, (1, 1)).round(3)
-    array([[0.023]], dtype=float32)
     """
 
     name: ClassVar[str] = "beta-bernoulli"
@@ -60,13 +58,10 @@ class BetaBernoulli(Estimator):
 
     def predict(self, params: Arrays, features: Features, shape: tuple[int, int]) -> F32Array:
         alpha, beta = params["alpha"], params["beta"]
-        return _looked_up(alpha / (alpha + beta), features)
-
-    def variance(self, params: Arrays, features: Features, shape: tuple[int, int]) -> F32Array:
-        """Return the posterior variance of each acceptance probability, float32 `[K, n]`; arguments as `predict`."""
-        alpha, beta = params["alpha"], params["beta"]
-        total = alpha + beta
-        return _looked_up(alpha * beta / (total**2 * (total + 1)), features)
+        mean = (alpha / (alpha + beta)).astype(np.float32)
+        cell = _halves(features["log_odds"])
+        cell += len(_BIN_OF_HALF) * np.arange(shape[0])[:, None]
+        return mean[:, _BIN_OF_HALF].ravel().take(cell)
 
     def zero_stats(self, num_speculative_tokens: int) -> Arrays:
         shape = (num_speculative_tokens, len(_TYPICAL))
@@ -96,9 +91,3 @@ def _halves(log_odds: F32Array) -> IntArray:
     half = np.floor(2 * log_odds)
     half = np.fmin(np.fmax(half, np.float32(_LOWEST_HALF), out=half), np.float32(_HIGHEST_HALF), out=half)
     return half.astype(np.intp) - _LOWEST_HALF
-
-
-def _looked_up(table: F64Array, features: Features) -> F32Array:
-    cell = _halves(features["log_odds"])
-    cell += len(_BIN_OF_HALF) * np.arange(len(table))[:, None]
-    return table.astype(np.float32)[:, _BIN_OF_HALF].ravel().take(cell)

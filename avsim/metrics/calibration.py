@@ -11,11 +11,11 @@ from scipy.special import expit, logit, ndtr
 
 from avsim.types import BoolArray, F32Array, F64Array, IntArray, picked_slots, slot_sums
 
-__all__ = ["Calibration", "brier_parts", "calibration_line", "debiased_ece", "equal_mass_bins"]
+__all__ = ["LEAST_PROBABILITY", "Calibration", "brier_parts", "calibration_line", "debiased_ece", "equal_mass_bins"]
 
 _BINS = 1 << 12
 _FLUSH = 1 << 18  # counting touches every cell of the histogram, so it waits for many events
-_SMALLEST = 2.0**-24  # half a float32 ulp below 1: confidences that round to 0 or 1 cost at most 16.6 nats
+LEAST_PROBABILITY = 2.0**-24  # half a float32 ulp below 1: confidences that round to 0 or 1 cost at most 16.6 nats
 ECE_BINS = 15
 _EMPTY = (
     "log_loss", "brier", "brier_reliability", "brier_resolution", "brier_uncertainty", "brier_within_variance",
@@ -64,7 +64,7 @@ class Calibration:
         right = np.abs(p - ~label)
         losses = np.empty((2, len(p)), dtype=np.float32)
         np.square(1 - right, out=losses[0])
-        np.log(np.maximum(right, np.float32(_SMALLEST), out=right), out=losses[1])
+        np.log(np.maximum(right, np.float32(LEAST_PROBABILITY), out=right), out=losses[1])
         brier, log_loss = slot_sums(losses, counts)
         self.brier += brier
         self.log_loss -= log_loss

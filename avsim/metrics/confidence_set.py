@@ -16,7 +16,6 @@ __all__ = [
     "PairedChange",
     "confidence_set",
     "paired_change",
-    "paired_differences",
     "unit_draws",
 ]
 
@@ -80,23 +79,7 @@ def paired_change(loss: F64Array, base: F64Array, draws: IntArray) -> PairedChan
     return PairedChange(float(change[-1]), float(low), float(high))
 
 
-def paired_differences(
-    losses: F64Array, draws: IntArray, reference: int = 0, counts: F64Array | IntArray | None = None
-) -> F64Array:
-    """Return mean loss minus the reference's mean loss, with percentile bounds: `[3, models]` (difference, low, high).
-
-    Arguments as `confidence_set`; the reference's own line is 0.
-
-    >>> paired_differences(np.array([[1.0, 2.0], [2.0, 3.0]]), unit_draws(2, 100, 0)).tolist()
-    [[0.0, 1.0], [0.0, 1.0], [0.0, 1.0]]
-    """
-    mean, resampled = _means(losses - losses[reference], draws, counts)
-    return np.stack([mean, *np.percentile(resampled, _TAILS, axis=1)])
-
-
-def confidence_set(
-    losses: F64Array, draws: IntArray, *, counts: F64Array | IntArray | None = None, level: float = 0.05
-) -> ConfidenceSet:
+def confidence_set(losses: F64Array, draws: IntArray, *, level: float = 0.05) -> ConfidenceSet:
     """Return the model confidence set, which holds the best model with probability at least 1 − level.
 
     While models M are left, d̄_ij is the mean loss of i minus that of j, s_ij its standard deviation over resamples:
@@ -111,7 +94,6 @@ def confidence_set(
     Args:
         losses: summed loss of each unit, float64 `[models, units]`; all models on the same events.
         draws: resampled units, int `[B, units]`, from `unit_draws`.
-        counts: events of each unit, `[units]`; given them, means are over events, else over units.
         level: of the test.
 
     Source: Hansen, Lunde, Nason: The Model Confidence Set (Econometrica 79(2), 2011), T_R and its elimination rule:
@@ -126,7 +108,7 @@ def confidence_set(
     if units < MIN_UNITS and models > 1:
         return ConfidenceSet(np.ones(models), np.ones(models, dtype=bool), ("not enough requests",) * models)
     distinct, which = np.unique(losses, axis=0, return_inverse=True)
-    p_values = _p_values(*_means(distinct, draws, counts))[which.ravel()]
+    p_values = _p_values(*_means(distinct, draws))[which.ravel()]
     included = p_values >= level
     kept: Standing = "best" if included.sum() == 1 else "not distinguishable from the best"
     return ConfidenceSet(p_values, included, tuple(kept if held else "worse" for held in included))
@@ -152,10 +134,9 @@ def _p_values(mean: F64Array, resampled: F64Array) -> F64Array:
     return p_values
 
 
-def _means(losses: F64Array, draws: IntArray, counts: F64Array | IntArray | None) -> tuple[F64Array, F64Array]:
+def _means(losses: F64Array, draws: IntArray) -> tuple[F64Array, F64Array]:
     """Return mean losses `[models]`, and of each resample `[models, B]`."""
-    weight = np.ones(losses.shape[1]) if counts is None else np.asarray(counts, dtype=np.float64)
-    return losses.sum(axis=1) / weight.sum(), _resampled(losses, draws) / weight[draws].sum(axis=1)
+    return losses.mean(axis=1), _resampled(losses, draws) / draws.shape[1]
 
 
 def _resampled(losses: F64Array, draws: IntArray) -> F64Array:

@@ -211,6 +211,11 @@ def test_broken_curves(verify: list[list[float]], said: str, tmp_path: Path) -> 
         (["compare", str(GREEDY), "--estimators", ""], "at least one"),
         (["compare", str(GREEDY), "--admission", "nune"], "did you mean 'none'"),
         (["trace", "info", "nowhere"], "nowhere"),
+        (["replay", str(GREEDY), *B300, "--estimator", "offline-gbdt"], "fitted offline"),
+        (
+            ["compare", str(GREEDY), *B300, "--admission", "adaptive", "--admission-estimator", "temperature-offline"],
+            "fitted offline",
+        ),
     ],
 )
 def test_bad_arguments_elsewhere(args: list[str], said: str) -> None:

@@ -11,7 +11,6 @@ from avsim.metrics.confidence_set import (
     PairedChange,
     confidence_set,
     paired_change,
-    paired_differences,
     unit_draws,
 )
 
@@ -124,30 +123,6 @@ def test_one_model_and_few_units() -> None:
     few = confidence_set(losses, draws)
     assert few.included.all()
     assert few.standings == ("not enough requests",) * 2
-
-
-def test_counts_weigh_units_by_their_events() -> None:
-    """A model that is worse by the same amount in each event: without spread per event, with spread per unit."""
-    rng = np.random.default_rng(0)
-    counts = rng.integers(1, 100, 40)
-    base = counts * 0.5
-    losses, draws = np.stack([base, base + counts * 0.01]), unit_draws(40, 400, 0)
-    assert confidence_set(losses, draws, counts=counts).p_values.tolist() == [1, 0]
-    difference, low, high = paired_differences(losses, draws, counts=counts)
-    assert difference.tolist() == pytest.approx([0, 0.01])
-    assert (low[1], high[1]) == pytest.approx((0.01, 0.01))
-    _, low, high = paired_differences(losses, draws)
-    assert high[1] - low[1] > 0.1 * counts.mean() * 0.01
-
-
-def test_paired_differences_are_those_of_each_resample() -> None:
-    losses, draws = simulated(4, models=3), unit_draws(60, 250, 4)
-    found = paired_differences(losses, draws, reference=2)
-    for model in range(3):
-        resampled = [(losses[model] - losses[2])[row].mean() for row in draws]
-        expected = [(losses[model] - losses[2]).mean(), *np.percentile(resampled, [2.5, 97.5])]
-        assert found[:, model].tolist() == pytest.approx(expected, abs=1e-12)
-    assert found[:, 2].tolist() == [0, 0, 0]
 
 
 def test_paired_change_is_the_ratio_of_totals() -> None:
