@@ -40,20 +40,34 @@ class StepShape:
         num_tokens: tokens in the target's forward pass: T + B.
         kv_tokens: tokens in the KV cache, over all requests, before the step.
         num_prefill_tokens: prompt tokens among `num_tokens`.
+        draft_depth: slots drafted per request; 0 where a loaded drafter skips the step. None: the drafter's own K.
+        logits: rows of target logits; None: one for every token that is not of a prompt.
     """
 
     num_reqs: IntArray
     num_tokens: IntArray
     kv_tokens: F64Array
     num_prefill_tokens: IntArray
+    draft_depth: IntArray | None = None
+    logits: IntArray | None = None
+
+    @property
+    def num_logit_rows(self) -> IntArray:
+        """Rows of target logits: those of the LM head and of rejection sampling."""
+        return self.num_tokens - self.num_prefill_tokens if self.logits is None else self.logits
 
 
 @dataclass(frozen=True, slots=True)
 class CostTables:
-    """The two tables that vLLM's budget rule reads, in ms: `draft[num_reqs]` and `verify[num_tokens]`, float64."""
+    """The two tables that vLLM's budget rule reads, in ms: `draft[num_reqs]` and `verify[num_tokens]`, float64.
+
+    `by_depth[d, num_reqs]` is what drafting d slots costs, for policies that choose a depth; row 0 is a loaded drafter
+    that skips the step. vLLM holds no such table. None where nobody asked for it.
+    """
 
     draft: F64Array
     verify: F64Array
+    by_depth: F64Array | None = None
 
 
 @dataclass(frozen=True)
@@ -85,7 +99,10 @@ class CostModel(ABC):
 
     @abstractmethod
     def draft_ms(self, shape: StepShape) -> F64Array:
-        """Return the drafter's time for a step that drafts, `[S]`."""
+        """Return the drafter's time in a step of a drafting policy, `[S]`; see `StepShape.draft_depth`.
+
+        A model that knows one depth only charges that at any depth above 0, and nothing at 0.
+        """
 
     @abstractmethod
     def outside(self, num_reqs: int, num_tokens: int) -> str | None:
@@ -100,8 +117,10 @@ class CostModel(ABC):
         total = self.verify_ms(shape) + self.overhead_ms
         return total + self.draft_ms(shape) if drafting else total
 
-    def tables(self, max_num_reqs: int, max_num_tokens: int, *, kv_tokens_per_req: float = 0.0) -> CostTables:
-        """Tabulate the model as vLLM holds it: draft by requests, verify by tokens.
+    def tables(
+        self, max_num_reqs: int, max_num_tokens: int, *, kv_tokens_per_req: float = 0.0, max_depth: int | None = None
+    ) -> CostTables:
+        """Tabulate the model as vLLM holds it: draft by requests, verify by tokens; up to `max_depth`, by depth too.
 
         Tables know requests and tokens only. The KV terms of both, at `kv_tokens_per_req` for every request, go into
         the draft table, since they do not depend on the budget; so draft + verify is the whole step.
@@ -114,4 +133,15 @@ class CostModel(ABC):
         without = replace(by_reqs, kv_tokens=np.zeros(len(reqs)))
         kv_ms = self.verify_ms(by_reqs) - self.verify_ms(without)
         draft = np.maximum(self.draft_ms(by_reqs), 0.0) + kv_ms
-        return CostTables(draft, np.maximum(self.verify_ms(by_tokens) + self.overhead_ms, 1e-6))
+        by_depth = None
+        if max_depth is not None:
+            depths = (np.full(len(reqs), depth) for depth in range(max_depth + 1))
+            at_depth = [self.draft_ms(replace(by_reqs, draft_depth=depth)) for depth in depths]
+            by_depth = np.maximum(np.stack(at_depth), 0.0) + kv_ms
+        return CostTables(draft, np.maximum(self.verify_ms(by_tokens) + self.overhead_ms, 1e-6), by_depth)
+
+
+def skippable(draft_ms: F64Array, shape: StepShape) -> F64Array:
+    """Return draft times, and 0 where the step's draft depth is 0."""
+    ms = np.asarray(draft_ms, dtype=np.float64)
+    return ms if shape.draft_depth is None else np.where(shape.draft_depth > 0, ms, 0.0)

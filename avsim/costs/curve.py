@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from avsim.costs.base import CostModel, StepShape
+from avsim.costs.base import CostModel, StepShape, skippable
 from avsim.errors import InputError
 from avsim.types import F64Array, IntArray
 
@@ -79,7 +79,7 @@ class CurveCost(CostModel):
 
     def draft_ms(self, shape: StepShape) -> F64Array:
         # vLLM compares request counts with the token limit here; kept, since the engine's table is what is modelled.
-        return self._look_up("draft", shape.num_reqs, 0.0)
+        return skippable(self._look_up("draft", shape.num_reqs, 0.0), shape)
 
     def _look_up(self, label: str, sizes: IntArray, floor: float) -> F64Array:
         largest = int(sizes.max(initial=0))

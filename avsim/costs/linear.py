@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from avsim.costs.base import CostCard, CostModel, StepShape
+from avsim.costs.base import CostCard, CostModel, StepShape, skippable
 from avsim.errors import InputError
 from avsim.types import F64Array
 
@@ -66,7 +66,7 @@ class LinearCost(CostModel):
     def draft_ms(self, shape: StepShape) -> F64Array:
         own = shape.num_tokens / np.maximum(shape.num_reqs, 1)
         kv = shape.kv_tokens * (self.draft_per_kv_token_ns * 1e-6)
-        return np.asarray(self.draft_fixed_ms + kv + own * (self.draft_per_request_token_us * 1e-3))
+        return skippable(self.draft_fixed_ms + kv + own * (self.draft_per_request_token_us * 1e-3), shape)
 
     def outside(self, num_reqs: int, num_tokens: int) -> str | None:
         return None

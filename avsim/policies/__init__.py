@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from avsim import registry
 from avsim.policies.adaptive import Adaptive
-from avsim.policies.base import NO_LOGIT_LIMIT, Policy, StepBatch
+from avsim.policies.base import NO_LOGIT_LIMIT, DraftPlan, Policy, StepBatch, StepOutcome
 from avsim.policies.fixed import FixedDepth
 from avsim.policies.none import NoDrafting
 from avsim.policies.oracle import Oracle
@@ -14,12 +14,14 @@ __all__ = [
     "BUILTIN",
     "NO_LOGIT_LIMIT",
     "Adaptive",
+    "DraftPlan",
     "FixedDepth",
     "NoDrafting",
     "Oracle",
     "Policy",
     "PrefixScheduler",
     "StepBatch",
+    "StepOutcome",
     "available",
     "make",
 ]
