@@ -49,7 +49,8 @@ class OpenLoopResult:
         """Return totals with source units weighted, `[runs]` for weights `[runs, units]`."""
         sums = weights @ self.sums.T
         counts = np.rint(sums[:, :6]).astype(np.int64).T
-        return Totals(*counts, ms=sums[:, 6])  # type: ignore[misc]
+        steps, blocks, drafted, admitted, accepted, emitted = counts
+        return Totals(steps, blocks, drafted, admitted, accepted, emitted, np.zeros_like(steps), sums[:, 6])
 
 
 def replay(
@@ -79,6 +80,12 @@ def replay(
         raise InputError(f"{trace.path}: a dense trace has no steps; replay it in a closed loop (--loop closed)")
     if any(arm.lag > 1 for arm in arms):
         raise InputError("an open loop knows lag 0 and 1 only")
+    for arm in arms:
+        if arm.policy.plans or arm.policy.memory_size(1):
+            raise InputError(
+                f"policy {arm.policy.name} decides from step to step, and the steps of an on-policy trace are given; "
+                "replay a dense trace"
+            )
     slots = num_slots or trace.card.num_speculative_tokens
     _, unit = np.unique(trace.requests["source"].to_numpy(), return_inverse=True)
     output_len = trace.requests["output_len"].to_numpy().astype(np.int64)

@@ -1,6 +1,6 @@
-"""The closed loop: C concurrent requests walk a dense trace under one policy, many runs in lockstep.
+"""The simulator: requests walk a dense trace through an engine under one policy, many runs in lockstep.
 
-    observe last step → predict → size → allocate → verify → advance → clock
+    observe last step → plan → predict → size → allocate → verify → advance → clock
 
 Runs are independent replicates (bootstrap samples, say) of the same arm and load; they share nothing but the
 array operations. All arrays of a step are `[runs, reqs]`, per-slot arrays `[K, runs, reqs]`.
@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
@@ -19,11 +19,15 @@ from avsim.confidence import ClosedLoopConfidence
 from avsim.costs.base import CostModel, CostTables, StepShape
 from avsim.errors import InputError
 from avsim.estimators.base import Estimator, EstimatorState
-from avsim.policies.base import NO_LOGIT_LIMIT, Policy, StepBatch
-from avsim.types import BoolArray, F32Array, F64Array, IntArray
+from avsim.policies.base import NO_LOGIT_LIMIT, DraftPlan, Policy, StepBatch, StepOutcome
+from avsim.seats import Schedule, Seats
+from avsim.tally import RequestTimes, StepLog, StepSums, Tally, Totals
+from avsim.types import F32Array, F64Array, IntArray
 from avsim.workload import Pool, keyed_uniform
 
-__all__ = ["Arm", "ClosedLoopResult", "StepLog", "Totals", "simulate"]
+__all__ = ["Arm", "RequestTimes", "SimulationResult", "StepLog", "Totals", "simulate"]
+
+Prompts = Literal["free", "own-step", "scheduled"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,64 +37,42 @@ class Arm:
     `lag` counts records: 1 is vLLM (a block is sized by the confidences of the request's block before it), 0 sizes
     on the live confidences. A request's first `lag` blocks are sized at 1. `uncensored`: the estimator learns from
     every slot that a verdict reaches at full admission; no engine can, it is there to price censoring.
+    `overhead_ms` and `overhead_us_per_req` are what running the policy itself costs, in every step.
     """
 
     policy: Policy
     estimator: Estimator | None = None
     lag: int = 1
     uncensored: bool = False
+    overhead_ms: float = 0.0
+    overhead_us_per_req: float = 0.0
 
     def __post_init__(self) -> None:
         if self.policy.uses_confidence and self.estimator is None:
             raise InputError(f"policy {self.policy.name} needs an estimator")
         if self.lag < 0:
             raise InputError(f"lag must be at least 0, not {self.lag}")
+        for name in ("overhead_ms", "overhead_us_per_req"):
+            if not 0 <= getattr(self, name) < float("inf"):
+                raise InputError(f"{name} must be finite and ≥ 0, not {getattr(self, name)}")
 
 
 @dataclass(frozen=True, slots=True)
-class Totals:
-    """Sums over steps, one value per run."""
+class SimulationResult:
+    """What the runs came to.
 
-    steps: IntArray
-    blocks: IntArray
-    drafted: IntArray
-    admitted: IntArray
-    accepted: IntArray
-    emitted: IntArray
-    ms: F64Array
-
-    @property
-    def throughput_tok_s(self) -> F64Array:
-        """Emitted tokens per second over the whole engine, `[runs]`; NaN where no step was counted."""
-        with np.errstate(invalid="ignore", divide="ignore"):
-            return self.emitted / self.ms * 1e3
-
-    def pick(self, runs: IntArray) -> Totals:
-        """Return the totals of some runs."""
-        return Totals(**{item.name: getattr(self, item.name)[runs] for item in fields(self)})
-
-
-@dataclass(slots=True)
-class StepLog:
-    """What happened in run 0, step by step: `[reqs]` arrays, confidences `[K, reqs]`, and finished requests."""
-
-    rows: list[IntArray] = field(default_factory=list)
-    admitted: list[IntArray] = field(default_factory=list)
-    active: list[BoolArray] = field(default_factory=list)
-    first: list[BoolArray] = field(default_factory=list)
-    emitted: list[IntArray] = field(default_factory=list)
-    confidence: list[F32Array] = field(default_factory=list)
-    ms: list[float] = field(default_factory=list)
-    tpot_ms: list[F64Array] = field(default_factory=list)
-
-
-@dataclass(frozen=True, slots=True)
-class ClosedLoopResult:
-    """Totals over the steps at full concurrency and over the whole run, per run, and the estimators' final states."""
+    Attributes:
+        full: totals over the steps with every seat taken; of an open loop, while requests were still to arrive.
+        whole: totals over the whole run, the start and the drain included.
+        states: the estimators' final states, one per run.
+        times: of each request.
+        log: the steps of run 0, if asked for.
+    """
 
     full: Totals
     whole: Totals
     states: list[EstimatorState]
+    times: RequestTimes
     log: StepLog | None
 
 
@@ -101,28 +83,36 @@ def simulate(
     concurrency: int,
     truth: CostModel,
     *,
+    arrivals: F64Array | None = None,
     belief: CostModel | None = None,
     states: Sequence[EstimatorState] | None = None,
     max_total_logits: int = NO_LOGIT_LIMIT,
-    prompts: Literal["free", "own-step"] = "free",
+    prompts: Prompts = "free",
+    token_budget: int | None = None,
+    chunked: bool = True,
     copies: int = 1,
     max_steps: int | None = None,
     first_position: int = 0,
     log: bool = False,
-) -> ClosedLoopResult:
-    """Serve request sequences at fixed concurrency until they are drained.
+) -> SimulationResult:
+    """Serve request sequences until they are drained.
 
     Args:
         pool: the requests and their drafts.
-        arm: policy, estimator and lag.
+        arm: policy, estimator, lag and the policy's own overhead.
         sequences: request indices in order of service, int `[runs, N]`, −1 past the end.
-        concurrency: C, requests served at once; a finished one is replaced by the next of the sequence.
+        concurrency: C, places. A closed loop keeps them taken: a request that ends is replaced by the next of the
+            sequence. In an open loop it is max_num_seqs: whoever arrives beyond it waits.
         truth: the clock.
+        arrivals: when the requests of each sequence arrive, ms, `[runs, N]`, rising; None for a closed loop.
         belief: the cost model that the policy reads; None for the truth. Oracles always read the truth.
         states: the estimator state to start from, one per run; None for a cold start.
         max_total_logits: see `StepBatch`.
         prompts: `free` charges nothing for prefill (token 0 of an output comes with it); `own-step` runs the
-            prompts that enter as one forward pass before the next step.
+            prompts that enter as one forward pass before the next step; `scheduled` runs them beside the decoding
+            requests, first come, first served, within the token budget.
+        token_budget: max_num_batched_tokens of a step, drafts included as scheduled, before they are trimmed.
+        chunked: whether a scheduled prompt may be split over steps.
         copies: serve every request as this many identical copies, which count as one row here. Only for policies
             that treat each request alone.
         max_steps: stop early.
@@ -130,212 +120,238 @@ def simulate(
         log: keep every step of run 0.
 
     Raises:
-        InputError: concurrency or copies below 1, or copies with a policy that ranks across requests.
+        InputError: concurrency or copies below 1, copies with a policy that ranks across requests or in an open loop,
+            a token budget that a step or an unsplit prompt cannot fit in.
     """
-    if concurrency < 1 or copies < 1:
-        raise InputError(f"concurrency and copies must be at least 1, not {concurrency} and {copies}")
-    if copies > 1 and not arm.policy.separable:
-        raise InputError(f"copies > 1 would tie every ranking of policy {arm.policy.name}")
+    _check(pool, arm, concurrency, prompts, token_budget, chunked, copies, arrivals, first_position)
     runs, num_slots = len(sequences), arm.policy.depth(pool.num_slots)
     reader = truth if belief is None or arm.policy.uses_truth else belief
-    tables = _tables(reader, pool, concurrency, num_slots)
-    seats = _Seats(pool, sequences, concurrency, first_position)
+    tables = _tables(reader, pool, concurrency, num_slots, token_budget)
+    prefills = prompts == "scheduled"
+    seats = Seats(pool, sequences, concurrency, arrivals=arrivals, prefills=prefills, first_position=first_position)
     confidence = None
     if arm.policy.uses_confidence and arm.estimator is not None:
         start = states or [arm.estimator.start(num_slots)] * runs
         confidence = ClosedLoopConfidence(arm.estimator, pool, start, num_slots, concurrency, arm.uncensored)
-    history: deque[F32Array] = deque(maxlen=arm.lag)
+    sizing = _Sizing(arm.lag, (num_slots, runs, concurrency), steady=not (prefills or token_budget or arm.policy.plans))
     unread = np.broadcast_to(np.float32(1), (num_slots, runs, concurrency))
-    tally, prefill = _Tally(), np.zeros((2, runs))
+    memory = np.repeat(arm.policy.fresh_memory(num_slots)[:, None], runs, axis=1)
+    remembers = len(memory) > 0
+    last_admitted = np.full((runs, concurrency), num_slots)
+    tally, prefill = Tally(), np.zeros((2, runs))
     kept = StepLog() if log else None
-    clock, idle, nothing = np.zeros(runs), np.zeros(runs), np.zeros(runs, dtype=np.int64)
     steps = 0
-    while seats.any_active and (max_steps is None or steps < max_steps):
+    while seats.any_left and (max_steps is None or steps < max_steps):
+        seats.wake()
         if prompts == "own-step" and seats.entering.any():
             prefill += (charged := _prefill(truth, seats, copies))
-            clock += charged[0]
-        rows, active, num_reqs, remaining = seats.rows, seats.active, seats.num_active, seats.remaining
+            seats.clock += charged[0]
+        last_admitted[seats.entering] = num_slots
+        rows = seats.rows
         live = confidence.predict(rows, seats.age == 0) if confidence is not None else unread
-        drafted = np.where(active, np.minimum(pool.num_drafted[rows], num_slots), 0)
-        truth_accepted = pool.num_accepted[rows]
+        old = sizing.read(live, seats)
+        verdicts = (pool.num_accepted[rows], seats.remaining) if arm.policy.uses_truth else (None, None)
+        depth = np.full(runs, num_slots)
+        if arm.policy.plans:
+            depth = arm.policy.plan(_draft_plan(old, seats, tables, memory if remembers else None, verdicts))
+        plan = seats.schedule(depth[:, None], token_budget, chunked)
+        num_reqs = plan.scheduled.sum(axis=1) if prefills or token_budget else seats.num_active
+        sampling = (plan.decoding | plan.ends_prompt).sum(axis=1) if prefills or token_budget else num_reqs
+        target_tokens = (plan.decoding + plan.prompt_tokens).sum(axis=1) if prefills or token_budget else num_reqs
         batch = StepBatch(
             live,
-            _sizing(live, history, seats.age, arm.lag),
-            drafted,
+            old,
+            plan.num_drafted,
             num_reqs,
-            num_reqs,
-            num_reqs,
+            sampling,
+            target_tokens,
             tables,
-            truth_accepted if arm.policy.uses_truth else None,
-            remaining if arm.policy.uses_truth else None,
+            verdicts[0],
+            verdicts[1],
             max_total_logits,
             keyed_uniform(rows, seats.turn) if arm.policy.explores else None,
+            memory if remembers else None,
+            last_admitted,
         )
+        sizing.record(live, seats, depth)
         admitted = arm.policy.admit(batch)
-        accepted = np.minimum(truth_accepted, admitted)  # 0 in an empty seat, which admits nothing
-        emitted = np.where(active, np.minimum(accepted + 1, remaining), 0)
+        accepted = np.minimum(pool.num_accepted[rows], admitted)  # 0 in an empty seat, which admits nothing
+        emitted = np.where(plan.decoding, np.minimum(accepted + 1, seats.remaining), 0)
         verified = admitted.sum(axis=1)
         shape = StepShape(
             num_reqs * copies,
-            (num_reqs + verified) * copies,
-            seats.kv_tokens * copies if truth.uses_kv else idle,
-            nothing,
+            (target_tokens + verified) * copies,
+            seats.kv_tokens(plan.scheduled) * copies if truth.uses_kv else np.zeros(runs),
+            plan.prompt_tokens.sum(axis=1) if prefills else np.zeros(runs, dtype=np.int64),
+            depth,
+            (sampling + verified) * copies,
         )
-        ms = np.where(num_reqs > 0, truth.step_ms(shape, drafting=arm.policy.drafts), 0.0)
-        clock += ms
-        tally.lines.append((num_reqs, drafted.sum(axis=1), verified, accepted.sum(axis=1), emitted.sum(axis=1), ms))
-        if kept is not None:
-            _keep(kept, rows, admitted, active, seats.age == 0, emitted, live if confidence is not None else None, ms)
+        overhead = arm.overhead_ms + num_reqs * (arm.overhead_us_per_req * 1e-3)
+        ms = np.where(num_reqs > 0, truth.step_ms(shape, drafting=arm.policy.drafts) + overhead, 0.0)
+        first_tokens = plan.ends_prompt.sum(axis=1) if prefills else np.zeros(runs, dtype=np.int64)
+        tally.lines.append(
+            StepSums(
+                seats.num_active,
+                num_reqs,
+                plan.decoding.sum(axis=1),
+                plan.num_drafted.sum(axis=1),
+                verified,
+                accepted.sum(axis=1),
+                emitted.sum(axis=1) + first_tokens,
+                first_tokens,
+                (num_reqs > 0) & (seats.taken < seats.length),
+                ms,
+            )
+        )
+        if kept is not None and num_reqs[0]:
+            read = live if confidence is not None else None
+            _keep(kept, seats, rows, plan, admitted, accepted, emitted, read, ms)
         if confidence is not None:
-            confidence.record(rows, admitted, active)
-            history.append(live)
-        tpot = seats.advance(emitted, clock, kept is not None)
+            confidence.record(rows, admitted, plan.decoding)
+        if remembers:
+            outcome = StepOutcome(live, plan.num_drafted, admitted, accepted, emitted, depth, num_reqs, ms)
+            memory = arm.policy.remember(memory, outcome)
+        sizing.recording = plan.scheduled
+        last_admitted = np.where(plan.decoding, admitted, last_admitted)
+        itl, tpot = seats.advance(plan, emitted, ms, kept is not None)
+        if kept is not None and len(itl):
+            kept.itl_ms.append(itl)
         if kept is not None and len(tpot):
             kept.tpot_ms.append(tpot)
         steps += 1
-    whole = tally.totals(copies)
-    whole = replace(whole, ms=whole.ms + prefill[0], emitted=whole.emitted + prefill[1].astype(np.int64))
-    full = tally.totals(copies, concurrency)
-    return ClosedLoopResult(full, whole, confidence.finish() if confidence is not None else [], kept)
+    whole = tally.whole(copies)
+    first = whole.first_tokens + prefill[1].astype(np.int64)
+    whole = replace(
+        whole, ms=whole.ms + prefill[0], emitted=whole.emitted + prefill[1].astype(np.int64), first_tokens=first
+    )
+    full = tally.at_concurrency(copies, concurrency) if arrivals is None else tally.loaded(copies)
+    final = confidence.finish() if confidence is not None else []
+    return SimulationResult(full, whole, final, seats.times, kept)
 
 
-class _Seats:
-    """Which request sits in which of the C places of each run, and how far it has come."""
+class _Sizing:
+    """The confidences that budgets are chosen from: each seat's drafts as recorded `lag` records ago, 1 before that.
 
-    def __init__(self, pool: Pool, sequences: IntArray, concurrency: int, first_position: int = 0):
-        self.pool = pool
-        self.sequences = sequences
-        self.first_position = first_position
-        self.length = (sequences >= 0).sum(axis=1)
-        runs = len(sequences)
-        shape = (runs, concurrency)
-        self.taken = np.zeros(runs, dtype=np.int64)
-        self.request = np.zeros(shape, dtype=np.int64)
-        self.position = np.zeros(shape, dtype=np.int64)
-        self.last = np.zeros(shape, dtype=np.int64)
-        self.age = np.zeros(shape, dtype=np.int64)
-        self.turn = np.zeros(shape, dtype=np.int64)
-        self.since = np.zeros(shape)
-        self.base = np.zeros(shape, dtype=np.int64)
-        self.prompt = np.zeros(shape, dtype=np.int64)
-        self.active = np.zeros(shape, dtype=bool)
-        self.entering = np.zeros(shape, dtype=bool)
-        self._fill(np.ones(shape, dtype=bool), np.zeros(runs))
+    vLLM sizes on its slot table as it stood before the last record. So a request left out of a step is sized on its
+    live confidences next time, and one whose prompt took several steps on what was drafted amid the prompt. Where
+    every request drafts all slots in every step (`steady`), that is simply the block before.
+    """
 
-    @property
-    def rows(self) -> IntArray:
-        return np.where(self.active, self.base + self.position, 0)
+    def __init__(self, lag: int, shape: tuple[int, int, int], *, steady: bool):
+        self.lag, self.steady = lag, steady
+        self.history: deque[F32Array] = deque([np.ones(shape, dtype=np.float32)] * max(lag, 1), maxlen=max(lag, 1))
+        self.slot = np.arange(shape[0])[:, None, None]
+        self.records = np.zeros(shape[1:], dtype=np.int64)
+        self.recording = np.zeros(shape[1:], dtype=bool)
 
-    @property
-    def remaining(self) -> IntArray:
-        """Output tokens still to come, at least 1; 1 in an empty seat."""
-        return np.where(self.active, self.last - self.position, 1)
+    def read(self, live: F32Array, seats: Seats) -> F32Array:
+        """Return the sizing confidences of the blocks at hand."""
+        if self.lag == 0:
+            return live
+        if self.steady:
+            return np.where(seats.age >= self.lag, self.history[0], np.float32(1))
+        self.records[seats.entering] = 0
+        # A request that is prefilled for free was so in the step before.
+        self.recording[seats.entering] = not seats.prefills
+        return np.where(self.records >= self.lag, self.history[0], np.float32(1))
 
-    @property
-    def kv_tokens(self) -> F64Array:
-        held = np.where(self.active, self.prompt + self.position + 1, 0)
-        return held.sum(axis=1).astype(np.float64)
-
-    def advance(self, emitted: IntArray, clock: F64Array, timed: bool) -> F64Array:
-        """Move every request by what it emitted and seat the next ones; return the TPOT of run 0's that finish."""
-        self.position += emitted
-        self.age += 1
-        self.entering[:] = False
-        finished = self.active & (self.position >= self.last)
-        if not finished.any():
-            return np.zeros(0)
-        seat = np.flatnonzero(finished[0]) if timed else np.zeros(0, dtype=np.int64)
-        tpot = (clock[0] - self.since[0, seat]) / self.last[0, seat]
-        self._fill(finished, clock)
-        return tpot
-
-    def _fill(self, empty: BoolArray, clock: F64Array) -> None:
-        """Seat the next requests in the empty places, in seat order; a request of one token never needs a seat."""
-        self.active = self.active & ~empty  # a new array: what was handed out stays as it was
-        pending = empty
-        while pending.any():
-            turn = self.taken[:, None] + np.cumsum(pending, axis=1) - 1
-            seated = pending & (turn < self.length[:, None])
-            run, seat = np.nonzero(seated)
-            self.taken += seated.sum(axis=1)
-            self.turn[run, seat] = turn[run, seat]
-            request = self.sequences[run, turn[run, seat]]
-            self.request[run, seat] = request
-            self.base[run, seat] = self.pool.start[request]
-            self.prompt[run, seat] = self.pool.prompt_len[request]
-            self.last[run, seat] = self.pool.output_len[request] - 1
-            self.position[run, seat] = self.first_position
-            self.age[run, seat] = 0
-            self.since[run, seat] = clock[run]
-            long = self.pool.output_len[request] > 1 + self.first_position
-            self.active[run[long], seat[long]] = True
-            self.entering[run[long], seat[long]] = True
-            pending = np.zeros_like(pending)
-            pending[run[~long], seat[~long]] = True
-        self.num_active = self.active.sum(axis=1)
-        self.any_active = bool(self.num_active.any())
+    def record(self, live: F32Array, seats: Seats, depth: IntArray) -> None:
+        """Record the drafts at hand, which were made at the end of the step before."""
+        if self.lag == 0:
+            return
+        if self.steady:
+            self.history.append(live)
+            return
+        written = self.recording & (self.slot < depth[:, None])
+        self.history.append(np.where(written, live, self.history[-1]))
+        self.records += self.recording & (depth[:, None] > 0)
 
 
-def _sizing(live: F32Array, history: deque[F32Array], age: IntArray, lag: int) -> F32Array:
-    if lag == 0:
-        return live
-    if len(history) < lag:
-        return np.ones_like(live)
-    return np.where(age >= lag, history[0], np.float32(1))
+def _check(
+    pool: Pool,
+    arm: Arm,
+    concurrency: int,
+    prompts: Prompts,
+    token_budget: int | None,
+    chunked: bool,
+    copies: int,
+    arrivals: F64Array | None,
+    first_position: int,
+) -> None:
+    if concurrency < 1 or copies < 1:
+        raise InputError(f"concurrency and copies must be at least 1, not {concurrency} and {copies}")
+    if copies > 1 and not arm.policy.separable:
+        raise InputError(f"copies > 1 would tie every ranking of policy {arm.policy.name}")
+    if copies > 1 and (arrivals is not None or prompts == "scheduled"):
+        raise InputError("copies > 1 is for a closed loop without scheduled prompts")
+    if prompts == "own-step" and arrivals is not None:
+        raise InputError("an open loop runs prompts free or scheduled, not in steps of their own")
+    if prompts == "scheduled" and first_position:
+        raise InputError("requests with a scheduled prompt begin at their first token; first_position must be 0")
+    if token_budget is None:
+        return
+    least = 1 + arm.policy.depth(pool.num_slots)
+    if token_budget < least:
+        raise InputError(f"a token budget of {token_budget} cannot hold one request's {least} tokens")
+    longest = int(pool.prompt_len.max())
+    if prompts == "scheduled" and not chunked and longest > token_budget:
+        raise InputError(
+            f"a prompt of {longest} tokens never fits a token budget of {token_budget}; raise it or allow chunks"
+        )
 
 
-def _tables(model: CostModel, pool: Pool, concurrency: int, num_slots: int) -> CostTables:
+def _tables(model: CostModel, pool: Pool, concurrency: int, num_slots: int, token_budget: int | None) -> CostTables:
     kv = float((pool.prompt_len + pool.output_len / 2).mean())
-    return model.tables(concurrency, concurrency * (num_slots + 1), kv_tokens_per_req=kv)
+    tokens = max(concurrency * (num_slots + 1), token_budget or 0)
+    return model.tables(concurrency, tokens, kv_tokens_per_req=kv, depth=num_slots)
 
 
-def _prefill(truth: CostModel, seats: _Seats, copies: int) -> F64Array:
+def _draft_plan(
+    sizing: F32Array,
+    seats: Seats,
+    tables: CostTables,
+    memory: F64Array | None,
+    verdicts: tuple[IntArray | None, IntArray | None],
+) -> DraftPlan:
+    """Describe the step to come as it stands before drafting: every prompt in it counts with all that is left."""
+    ready = seats.active & (seats.prompt_left == 0)
+    tokens = (ready + np.where(seats.active, seats.prompt_left, 0)).sum(axis=1)
+    return DraftPlan(
+        sizing, ready, seats.num_active, seats.num_active, np.minimum(tokens, len(tables.verify) - 1), tables, memory,
+        verdicts[0], verdicts[1],
+    )  # fmt: skip
+
+
+def _prefill(truth: CostModel, seats: Seats, copies: int) -> F64Array:
     """Return `[2, runs]`: the time of running the prompts that enter, and the first tokens that come with it."""
     tokens = np.where(seats.entering, seats.prompt, 0).sum(axis=1) * copies
     reqs = seats.entering.sum(axis=1) * copies
     waiting = np.where(seats.active & ~seats.entering, seats.prompt + seats.position + 1, 0).sum(axis=1) * copies
-    shape = StepShape(reqs, tokens, waiting.astype(np.float64), tokens)
+    shape = StepShape(reqs, tokens, waiting.astype(np.float64), tokens, logits=reqs)
     return np.stack([np.where(reqs > 0, truth.step_ms(shape, drafting=False), 0.0), reqs.astype(np.float64)])
-
-
-class _Tally:
-    """What each step did in sum, `[runs]` each; summed over windows at the end."""
-
-    def __init__(self) -> None:
-        self.lines: list[tuple[IntArray, IntArray, IntArray, IntArray, IntArray, F64Array]] = []
-
-    def totals(self, copies: int, at_concurrency: int | None = None) -> Totals:
-        """Sum over all steps with requests, or over those with `at_concurrency` requests only."""
-        num_reqs, drafted, admitted, accepted, emitted, ms = (
-            np.stack(column) for column in zip(*self.lines, strict=True)
-        )
-        counted = num_reqs > 0 if at_concurrency is None else num_reqs == at_concurrency
-        blocks = np.where(counted, num_reqs, 0).sum(axis=0) * copies
-        drafted, admitted, accepted, emitted = (
-            np.where(counted, column, 0).sum(axis=0) * copies for column in (drafted, admitted, accepted, emitted)
-        )
-        steps = counted.sum(axis=0)
-        time = np.where(counted, ms, 0).sum(axis=0)
-        return Totals(steps, blocks, drafted, admitted, accepted, emitted, time)
 
 
 def _keep(
     log: StepLog,
+    seats: Seats,
     rows: IntArray,
+    plan: Schedule,
     admitted: IntArray,
-    active: BoolArray,
-    first: BoolArray,
+    accepted: IntArray,
     emitted: IntArray,
     live: F32Array | None,
     ms: F64Array,
 ) -> None:
-    if not active[0].any():
-        return
     log.rows.append(rows[0])
+    log.request.append(seats.request[0].copy())
+    log.prompt_tokens.append(plan.prompt_tokens[0])
+    log.drafted.append(plan.num_drafted[0])
     log.admitted.append(admitted[0])
-    log.active.append(active[0])
-    log.first.append(first[0])
+    log.accepted.append(accepted[0])
+    log.active.append(plan.decoding[0])
+    log.first.append(seats.age[0] == 0)
     log.emitted.append(emitted[0])
+    log.start_ms.append(float(seats.clock[0]))
     log.ms.append(float(ms[0]))
     if live is not None:
         log.confidence.append(live[:, 0].copy())

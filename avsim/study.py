@@ -19,7 +19,7 @@ from avsim.errors import InputError
 from avsim.estimators.base import EstimatorState
 from avsim.metrics import savings
 from avsim.metrics.verdict import Verdict, judge, with_overhead
-from avsim.simulate import Arm, ClosedLoopResult, Totals, simulate
+from avsim.simulate import Arm, SimulationResult, Totals, simulate
 from avsim.sources.base import Trace
 from avsim.types import IntArray
 from avsim.workload import Pool, request_sequences, requests_for, resample_units, split_units
@@ -110,7 +110,7 @@ class Study:
         runs: Sequence[int] | None = None,
         states: list[EstimatorState] | None = None,
         log: bool = False,
-    ) -> ClosedLoopResult:
+    ) -> SimulationResult:
         seeds = [[self.config.seed, part, concurrency, run] for run in runs or range(len(samples))]
         return self._serve(arm, request_sequences(samples, 8 * concurrency, seeds), concurrency, states=states, log=log)
 
@@ -134,7 +134,7 @@ class Study:
         states: list[EstimatorState] | None = None,
         max_steps: int | None = None,
         log: bool = False,
-    ) -> ClosedLoopResult:
+    ) -> SimulationResult:
         return simulate(
             self.pool,
             arm,
@@ -152,7 +152,7 @@ class Study:
         self,
         named: NamedArm,
         concurrency: int,
-        result: ClosedLoopResult,
+        result: SimulationResult,
     ) -> tuple[dict[str, Any], pl.DataFrame, pl.DataFrame | None]:
         arm, log = named.arm, result.log
         assert log is not None

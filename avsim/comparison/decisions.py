@@ -16,7 +16,7 @@ from avsim.errors import InputError
 from avsim.estimators.base import Estimator, EstimatorState
 from avsim.metrics.intervals import ratio_interval
 from avsim.metrics.savings import flatten_log, step_regrets_pct
-from avsim.simulate import Arm, ClosedLoopResult, simulate
+from avsim.simulate import Arm, SimulationResult, simulate
 from avsim.study import max_total_logits
 from avsim.types import F64Array, IntArray
 from avsim.workload import Pool, request_sequences, requests_for, resample_units, split_units
@@ -75,7 +75,7 @@ class Bench:
         judged = self.halves[1]
         return [judged, *(resample_units(judged, self.pool.unit, rng) for _ in range(self.replicates))]
 
-    def serve(self, arm: Arm, load: int, *, belief: bool = False) -> ClosedLoopResult:
+    def serve(self, arm: Arm, load: int, *, belief: bool = False) -> SimulationResult:
         """Serve the judged half and its resamples, with an estimator that has learned on the other half."""
         samples = self.samples()
         seeds = [[self.seed, _JUDGED, load, run] for run in range(len(samples))]
@@ -106,7 +106,7 @@ class Bench:
         belief: bool = False,
         max_steps: int | None = None,
         log: bool = False,
-    ) -> ClosedLoopResult:
+    ) -> SimulationResult:
         return simulate(
             self.pool,
             arm,

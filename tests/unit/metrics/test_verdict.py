@@ -12,7 +12,7 @@ from avsim.simulate import Totals
 def totals(rates: np.ndarray, steps: int = 1000, step_ms: float = 10.0) -> Totals:
     ms = np.full(len(rates), steps * step_ms)
     zero = np.zeros(len(rates), dtype=np.int64)
-    return Totals(np.full(len(rates), steps), zero, zero, zero, zero, np.rint(rates * ms).astype(np.int64), ms)
+    return Totals(np.full(len(rates), steps), zero, zero, zero, zero, np.rint(rates * ms).astype(np.int64), zero, ms)
 
 
 def verdict(
