@@ -34,6 +34,8 @@ class StepBatch:
         chance: a uniform number in [0, 1) for each request and block, independent of all else, float32 `[S, R]`; given
             to policies that explore only.
         memory: what the policy keeps from step to step, float64 `[M, S]`; given to policies with a memory only.
+        sizing_admitted: leading slots that were admitted of the block that `sizing` describes, int `[S, R]`; K where
+            there was none. None in an open loop.
     """
 
     live: F32Array
@@ -48,6 +50,7 @@ class StepBatch:
     max_total_logits: int = NO_LOGIT_LIMIT
     chance: F32Array | None = None
     memory: F64Array | None = None
+    sizing_admitted: IntArray | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +65,7 @@ class DraftPlan:
         ready: requests that can be drafted for, bool `[S, R]`.
         num_reqs, num_sampling, num_target_tokens, tables, memory: as in `StepBatch`.
         num_accepted, num_remaining: as in `StepBatch`, at full depth.
+        max_total_logits: as in `StepBatch`.
     """
 
     sizing: F32Array
@@ -73,6 +77,7 @@ class DraftPlan:
     memory: F64Array | None = None
     num_accepted: IntArray | None = None
     num_remaining: IntArray | None = None
+    max_total_logits: int = NO_LOGIT_LIMIT
 
 
 @dataclass(frozen=True, slots=True)
