@@ -15,7 +15,7 @@ from scipy.special import expit
 from avsim.errors import InputError
 from avsim.planning.expected import expected_step
 from avsim.planning.law import NUM_BUMPS, StepLaw
-from avsim.planning.population import Latents, Population, Spread
+from avsim.planning.population import BLOCK_SHARE, Latents, Population, Spread
 from avsim.planning.sampler import sample
 from avsim.planning.throughput_table import Point
 from avsim.policies import Adaptive
@@ -25,9 +25,9 @@ __all__ = ["Fit", "Posterior", "Priors", "fit_points"]
 
 _COST = (
     "log_fixed_ms", "log_saturating", "log_knee_tokens", "log_per_token_ms", "log_per_req_ms", "log_draft_fixed_ratio",
-    "log_draft_slot_ratio", "log_prompt_ratio", "log_cliff_ratio",
+    "log_draft_req_ratio", "log_draft_slot_ratio", "log_prompt_ratio", "log_cliff_ratio",
 )  # fmt: skip
-_CONFIDENCE = ("log_sd", "log_slope", "offset")
+_CONFIDENCE = ("log_sd", "logit_request_share", "log_slope", "offset")
 _BUMPS = slice(len(_COST) + len(_CONFIDENCE), len(_COST) + len(_CONFIDENCE) + NUM_BUMPS)
 _CELLS = 2048  # blocks behind one expectation
 
@@ -90,6 +90,7 @@ class Fit:
             per_token=per_token,
             per_req=value["log_per_req_ms"],
             draft_fixed=fixed * value["log_draft_fixed_ratio"],
+            draft_per_req=per_token * value["log_draft_req_ratio"],
             draft_per_slot=per_token * value["log_draft_slot_ratio"],
             prompt_per_output=per_token * value["log_prompt_ratio"],
             cliff=fixed * value["log_cliff_ratio"],
@@ -105,8 +106,10 @@ class Fit:
 
     def spread(self, theta: F64Array) -> Spread:
         """Return the spread of one parameter vector `[P]`."""
-        sd, slope, offset = theta[len(_COST) : len(_COST) + len(_CONFIDENCE)]
-        return Spread(float(np.exp(sd)), slope=float(np.exp(slope)), offset=float(offset))
+        sd, share, slope, offset = theta[len(_COST) : len(_COST) + len(_CONFIDENCE)]
+        request = float(expit(share))
+        block = min(BLOCK_SHARE, 1 - request)
+        return Spread(float(np.exp(sd)), request, block, float(np.exp(slope)), float(offset))
 
     def auc(self, theta: F64Array, workload: str) -> float:
         """Return the AUC of the confidences at slot 0 under one parameter vector `[P]`."""

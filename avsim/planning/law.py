@@ -21,7 +21,7 @@ class StepLaw:
 
         (fixed · (1 + saturating · (1 − exp(−n / knee))) + per_token · n) · exp(bump(n))
         + per_req · R + [n > limit] · cliff
-        + [d > 0] · (draft_fixed + draft_per_slot · R · d)  +  prompt_per_output · emitted tokens
+        + [d > 0] · (draft_fixed + draft_per_req · R + draft_per_slot · R · d)  +  prompt_per_output · emitted tokens
 
     The saturating term is what rises while ever more weights are touched (experts of a mixture), the next two what
     rises for good (arithmetic; KV cache), the cliff is what falling out of captured graphs costs. Real curves are
@@ -35,6 +35,7 @@ class StepLaw:
     per_token: Any
     per_req: Any
     draft_fixed: Any
+    draft_per_req: Any
     draft_per_slot: Any
     prompt_per_output: Any
     cliff: Any
@@ -52,7 +53,8 @@ class StepLaw:
 
     def draft_ms(self, num_reqs: Any, depth: Any) -> Any:
         """Return the drafter's time."""
-        return np.where(np.asarray(depth) > 0, self.draft_fixed + self.draft_per_slot * num_reqs * depth, 0.0)
+        per_req = self.draft_per_req + self.draft_per_slot * depth
+        return np.where(np.asarray(depth) > 0, self.draft_fixed + per_req * num_reqs, 0.0)
 
     def throughput_tok_s(self, num_reqs: Any, acceptance_length: Any, depth: Any) -> Any:
         """Return the throughput of plain decoding (depth 0) or of a fixed depth."""
