@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib import resources
 from typing import Any
 
@@ -15,7 +15,7 @@ from scipy.special import expit
 from avsim.errors import InputError
 from avsim.planning.expected import expected_step
 from avsim.planning.law import NUM_BUMPS, StepLaw
-from avsim.planning.population import BLOCK_SHARE, Latents, Population, Spread
+from avsim.planning.population import BLOCK_SHARE, Latents, Population, Spread, spread_for_auc
 from avsim.planning.sampler import sample
 from avsim.planning.throughput_table import Point
 from avsim.policies import Adaptive
@@ -29,7 +29,7 @@ _COST = (
 )  # fmt: skip
 _CONFIDENCE = ("log_sd", "logit_request_share", "log_slope", "offset")
 _BUMPS = slice(len(_COST) + len(_CONFIDENCE), len(_COST) + len(_CONFIDENCE) + NUM_BUMPS)
-_CELLS = 2048  # blocks behind one expectation
+_CELLS = 1024  # blocks behind one expectation
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +51,12 @@ class Priors:
             for part in ("cost", "acceptance", "confidence")
         )
         return cls(cost, acceptance, confidence, data["noise"])
+
+    def with_auc(self, auc: float, sd: float, acceptance: float = 0.7) -> Priors:
+        """Return priors for confidences whose quality is known: the AUC of a slot accepted that often, and its sd."""
+        middle = spread_for_auc(auc, acceptance)
+        width = np.log(spread_for_auc(min(auc + sd, 0.99), acceptance) / middle)
+        return replace(self, confidence=dict(self.confidence) | {"log_sd": (float(np.log(middle)), float(width))})
 
 
 @dataclass(frozen=True)

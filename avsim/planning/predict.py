@@ -36,7 +36,8 @@ class Overhead:
 class Prediction:
     """Adaptive verification against the best plain or fixed arm of a load: the ratio of throughputs.
 
-    `low` and `high` span 95 % of the posterior, `low80` and `high80` 80 %; `against` is the best arm at the median.
+    `low` and `high` span 95 % of what a measurement of both would give, `low80` and `high80` 80 %: the posterior, and
+    the noise of the table's own cells. `against` is the best arm.
     """
 
     workload: str
@@ -93,7 +94,10 @@ def predict_adaptive(
         erased = None
         if overhead is None:
             erased = posterior.ratio(mine, rivals, np.full(len(theta), PUBLISHED_OVERHEAD_MS), theta)
-        low, low80, middle, high80, high = np.percentile(ratios, [2.5, 10, 50, 90, 97.5])
+        spread = posterior.fit.priors.noise["throughput"] * np.sqrt(2)
+        measured = ratios * np.exp(spread * np.random.default_rng([seed, 0x3E45]).standard_normal(len(ratios)))
+        low, low80, high80, high = np.percentile(measured, [2.5, 10, 90, 97.5])
+        middle = np.median(ratios)
         found.append(
             Prediction(
                 workload, concurrency, _best(posterior, rivals), float(middle), float(low), float(high), float(low80),
