@@ -1,8 +1,8 @@
 """Finding estimators, policies, cost models and sources by name, with options: `online-logistic:l2=1e-3`.
 
 A spec is `name`, `name:value` (for the option that the class names in `positional`) or
-`name:option=value,option=value`. Names come from avsim itself and from the entry-point groups
-`avsim.estimators`, `avsim.policies`, `avsim.costs` and `avsim.sources` of installed packages.
+`name:option=value,option=value`; an option that is yes or no may stand alone. Names come from avsim itself and from the entry-point groups
+`avsim.estimators`, `avsim.policies`, `avsim.costs`, `avsim.sources` and `avsim.arrivals` of installed packages.
 """
 
 from __future__ import annotations
@@ -58,9 +58,12 @@ def from_spec(spec: str, kind: str, classes: Mapping[str, type]) -> Any:
     if name not in classes:
         raise InputError(f"unknown {_singular(kind)} {name!r}{suggest(name, classes)}")
     cls = classes[name]
+    hints = typing.get_type_hints(cls)
     options: dict[str, Any] = {}
     for item in filter(None, (part.strip() for part in rest.split(","))):
         key, equals, value = (part.strip() for part in item.partition("="))
+        if not equals and hints.get(key.replace("-", "_")) is bool:
+            equals, value = "=", "true"
         if not equals:
             positional = getattr(cls, "positional", None)
             if positional is None:
@@ -71,7 +74,6 @@ def from_spec(spec: str, kind: str, classes: Mapping[str, type]) -> Any:
             raise InputError(f"{name}: option {key} is given twice: {options[key]!r} and {value!r}")
         options[key] = value
     fields = {field.name: field for field in dataclasses.fields(cls) if field.init}
-    hints = typing.get_type_hints(cls)
     for key, value in options.items():
         if key not in fields:
             raise InputError(f"{name}: no option {key!r}{suggest(key, fields)}" if fields else f"{name} has no options")
@@ -102,7 +104,7 @@ def format_spec(instance: Any) -> str:
 
 
 def _singular(kind: str) -> str:
-    return {"policies": "policy", "costs": "cost model"}.get(kind, kind.removesuffix("s"))
+    return {"policies": "policy", "costs": "cost model", "arrivals": "arrival process"}.get(kind, kind.removesuffix("s"))
 
 
 def _options(cls: type) -> str:

@@ -10,7 +10,8 @@ from avsim.costs.base import CostTables
 from avsim.estimators.base import MEMORY, Arrays, Estimator
 from avsim.lossless.enumerate import Outcomes, choices
 from avsim.lossless.models import ToyLaws, feature_columns
-from avsim.policies import Policy, StepBatch
+from avsim.policies import DraftPlan, Policy, StepBatch
+from avsim.testing.steps import lived_memory
 from avsim.testing.stream import drive, grade, make_stream
 from avsim.types import F32Array, IntArray
 
@@ -27,6 +28,8 @@ class Surroundings:
 
     Attributes:
         tables: what the policy believes steps cost.
+        before: confidences of the requests' blocks before, float32 `[K, N, R]`.
+        num_admitted: leading slots of those blocks that were admitted, int `[N, R]`.
         num_prefill: prompt tokens in each model's step, which move it along the tables, int `[N]`.
         chance: the random numbers of policies that explore, float32 `[N, R]`.
     """
@@ -34,16 +37,21 @@ class Surroundings:
     tables: CostTables
     num_prefill: IntArray
     chance: F32Array
+    before: F32Array
+    num_admitted: IntArray
 
 
 def random_surroundings(rng: np.random.Generator, num_models: int, num_reqs: int, num_slots: int) -> Surroundings:
-    """Draw step costs with flat stretches and jumps, so large that some budgets pay and others do not."""
+    """Draw step costs with flat stretches and jumps, so large that some budgets pay, after a past of new requests."""
     num_tokens = num_reqs * (num_slots + 1) + _MOST_PREFILL
     jumps = rng.uniform(0.1, 0.8, num_tokens) * (rng.random(num_tokens) < 0.4)
     verify = np.exp(np.cumsum(np.log1p(np.concatenate(([0.0], jumps)))))
-    tables = CostTables(np.sort(rng.uniform(0, 0.5, num_reqs + 1)), verify)
+    draft = np.sort(rng.uniform(0, 0.5, num_reqs + 1))
+    tables = CostTables(draft, verify, draft * np.linspace(0, 1, num_slots + 1)[:, None])
     prefill = rng.integers(_MOST_PREFILL + 1, size=num_models)
-    return Surroundings(tables, prefill, rng.random((num_models, num_reqs), dtype=np.float32))
+    chance = rng.random((num_models, num_reqs), dtype=np.float32)
+    new = np.ones((num_slots, num_models, num_reqs), dtype=np.float32)
+    return Surroundings(tables, prefill, chance, new, np.full((num_models, num_reqs), num_slots))
 
 
 def admit(policy: Policy, outcomes: Outcomes, live: F32Array, sizing: F32Array, surroundings: Surroundings) -> IntArray:
@@ -67,23 +75,33 @@ def admit(policy: Policy, outcomes: Outcomes, live: F32Array, sizing: F32Array, 
     happens = joint(outcomes.weight).all(axis=2)
     model = np.nonzero(happens)[0]
     every = np.full(len(model), reqs)
-    drafted = np.full((len(model), reqs), policy.depth(slots))
-    accepted = remaining = None
+    tokens = every + surroundings.num_prefill[model]
+    depth = np.full(len(model), policy.depth(slots))
+    accepted = remaining = memory = None
     if policy.uses_truth:
         assert outcomes.accepted is not None
-        verdict = joint(np.broadcast_to(outcomes.accepted, (models, reqs, count)))
-        accepted, remaining = np.minimum(verdict[happens], drafted), np.full_like(drafted, _ENDLESS)
+        accepted = joint(np.broadcast_to(outcomes.accepted, (models, reqs, count)))[happens]
+        remaining = np.full_like(accepted, _ENDLESS)
+    if policy.memory_size(slots):
+        memory = lived_memory(policy, models, slots)[:, model]
+    if policy.plans:
+        before, ready = surroundings.before[:, model], np.ones((len(model), reqs), dtype=bool)
+        plan = DraftPlan(before, ready, every, every, tokens, surroundings.tables, memory, accepted, remaining)
+        depth = np.minimum(policy.plan(plan), depth)
+    drafted = np.repeat(depth[:, None], reqs, axis=1)
     step = StepBatch(
         joint(live)[:, happens],
         joint(sizing)[:, happens],
         drafted,
         num_reqs=every,
         num_sampling=every,
-        num_target_tokens=every + surroundings.num_prefill[model],
+        num_target_tokens=tokens,
         tables=surroundings.tables,
-        num_accepted=accepted,
+        num_accepted=None if accepted is None else np.minimum(accepted, drafted),
         num_remaining=remaining,
         chance=surroundings.chance[model] if policy.explores else None,
+        memory=memory,
+        sizing_admitted=surroundings.num_admitted[model],
     )
     admitted = np.full((*happens.shape, reqs), -1)
     admitted[happens] = policy.admit(step)

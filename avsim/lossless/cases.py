@@ -101,14 +101,20 @@ def default_cases(settings: Settings) -> tuple[list[Case], list[str]]:
     depths = [Case(policies.FixedDepth(k)) for k in dict.fromkeys((1, settings.num_slots))]
     ranked = [Case(adaptive, estimator) for estimator in scores]
     scheduler = Case(policies.PrefixScheduler(), online)
+    # Bounds and tables of the toy models' own size.
+    schedule, service = policies.BatchSchedule("1-1:2/2-:1"), policies.ServiceLevel(tpot_ms=3.0)
+    sized = (policies.AdaptiveSkip(), policies.Renewal(), service)
     live = [
-        Case(adaptive, online, lag=0),
+        *(Case(policy, online, lag=0) for policy in (adaptive, *sized)),
         Case(policies.PrefixScheduler(early_stop=False), online),
         Case(adaptive, online, left_out=True),
     ]
-    oracles = [Case(policies.Oracle("budget")), Case(policies.Oracle("exact"))]
-    cases = [Case(policies.NoDrafting()), *depths, *(case for case in ranked if case.expected.exact), scheduler]
-    cases += [Case(adaptive, online, lag=2), Case(policies.make("adaptive:explore=0.5"), online)]
+    oracles = [Case(policies.Oracle("budget")), Case(policies.Oracle("exact")), Case(policies.OracleSkip())]
+    cases = [Case(policies.NoDrafting()), *depths, Case(schedule), Case(policies.Goodput())]
+    cases += [*(case for case in ranked if case.expected.exact), scheduler, Case(adaptive, online, lag=2)]
+    options = ("adaptive:explore=0.5", "adaptive:floor=1", "adaptive:hide_trimmed=true")
+    rules = (*map(policies.make, options), *sized, policies.Threshold(0.5), policies.Threshold(0.5, "survival"))
+    cases += [Case(rule, online) for rule in rules]
     known = {type(case.policy) for case in (*cases, *oracles)}
     for name, kind in sorted(policies.available().items()):
         if kind in known:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 import numpy as np
@@ -80,24 +80,32 @@ def _batches(case: Case, settings: Settings) -> Iterator[tuple[F64Array, BoolArr
         )
         surroundings = random_surroundings(rng, size, NUM_REQS, settings.num_slots)
         outcomes = enumerate_outcomes(now, case.reads_verdict)
-        live = sizing = np.ones((settings.num_slots, *outcomes.weight.shape), dtype=np.float32)
+        live = past = np.ones((settings.num_slots, *outcomes.weight.shape), dtype=np.float32)
         if case.estimator is not None:
             params, memory = states[batch % len(states)]
             live = confidences(case.estimator, params, memory, now, outcomes)
-            past = enumerate_outcomes(before, case.reads_verdict)
-            sizing = _sizing(case, live, confidences(case.estimator, params, memory, before, past), rng)
-        admitted = admit(case.policy, outcomes, live, sizing, surroundings)
+            then = enumerate_outcomes(before, case.reads_verdict)
+            past = confidences(case.estimator, params, memory, before, then)
+        stale = _one_of(past, rng)
+        cut = rng.integers(settings.num_slots + 1, size=(size, NUM_REQS))
+        surroundings = replace(surroundings, before=stale, num_admitted=cut)
+        admitted = admit(case.policy, outcomes, live, _sizing(case, live, stale), surroundings)
         least = np.where(admitted < 0, settings.num_slots, admitted).min(axis=1)
         yield total_variation(now, outcomes, admitted), (admitted.max(axis=1) > least).any(axis=1)
 
 
-def _sizing(case: Case, live: F32Array, past: F32Array, rng: np.random.Generator) -> F32Array:
-    """Return what the budget may be chosen from: live values, or those of some draft before; 1 for a new request."""
-    _, models, reqs, count = live.shape
+def _one_of(past: F32Array, rng: np.random.Generator) -> F32Array:
+    """Draw one block of each request's past, float32 `[K, N, R]`; some requests are new, and have 1."""
+    _, models, reqs, count = past.shape
     line, request = np.arange(models)[:, None], np.arange(reqs)
     stale = past[:, line, request, rng.integers(count, size=(models, reqs))]
     stale[:, rng.random((models, reqs)) < _NEW] = 1
+    return stale
+
+
+def _sizing(case: Case, live: F32Array, stale: F32Array) -> F32Array:
+    """Return what the budget may be chosen from: live values, or those of some draft before; 1 for a new request."""
     if case.lag == 0:
         return live
     sizing = np.broadcast_to(stale[..., None], live.shape)
-    return np.where(request[:, None] == 0, live, sizing) if case.left_out else sizing
+    return np.where(np.arange(live.shape[2])[:, None] == 0, live, sizing) if case.left_out else sizing

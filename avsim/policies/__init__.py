@@ -4,30 +4,57 @@ from __future__ import annotations
 
 from avsim import registry
 from avsim.policies.adaptive import Adaptive
+from avsim.policies.adaptive_skip import AdaptiveSkip
 from avsim.policies.base import NO_LOGIT_LIMIT, DraftPlan, Policy, StepBatch, StepOutcome
+from avsim.policies.batch_schedule import BatchSchedule
 from avsim.policies.fixed import FixedDepth
+from avsim.policies.goodput import Goodput
 from avsim.policies.none import NoDrafting
-from avsim.policies.oracle import Oracle
+from avsim.policies.oracle import Oracle, OracleSkip
 from avsim.policies.prefix_scheduler import PrefixScheduler
+from avsim.policies.renewal import Renewal
+from avsim.policies.slo import ServiceLevel
+from avsim.policies.threshold import Threshold
 
 __all__ = [
     "BUILTIN",
     "NO_LOGIT_LIMIT",
     "Adaptive",
+    "AdaptiveSkip",
+    "BatchSchedule",
     "DraftPlan",
     "FixedDepth",
+    "Goodput",
     "NoDrafting",
     "Oracle",
+    "OracleSkip",
     "Policy",
     "PrefixScheduler",
+    "Renewal",
+    "ServiceLevel",
     "StepBatch",
     "StepOutcome",
+    "Threshold",
     "available",
     "make",
 ]
 
 BUILTIN: dict[str, type[Policy]] = {
-    cls.name: cls for cls in (NoDrafting, FixedDepth, Adaptive, PrefixScheduler, Oracle)
+    cls.name: cls
+    for cls in (
+        NoDrafting,
+        FixedDepth,
+        BatchSchedule,
+        Goodput,
+        Threshold,
+        Adaptive,
+        AdaptiveSkip,
+        Renewal,
+        ServiceLevel,
+        PrefixScheduler,
+        Oracle,
+        OracleSkip,
+    )
 }
 
 

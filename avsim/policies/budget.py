@@ -1,4 +1,4 @@
-"""The arithmetic that budget policies share: survivals, the objective, and allocation of a budget to requests."""
+"""The arithmetic that budget policies share: survivals, the objective, depths, and allocation to requests."""
 
 from __future__ import annotations
 
@@ -11,7 +11,21 @@ from avsim.costs.base import CostTables
 from avsim.policies.base import StepBatch
 from avsim.types import BoolArray, F32Array, F64Array, IntArray
 
-__all__ = ["allocate", "best_budget", "budget_cap", "objective", "ranked_survival", "survival"]
+__all__ = [
+    "allocate",
+    "best_budget",
+    "best_within",
+    "budget_cap",
+    "by_step",
+    "depth_costs",
+    "drafting_ms",
+    "expected_tokens",
+    "objective",
+    "ranked_survival",
+    "sizing_survival",
+    "step_costs",
+    "survival",
+]
 
 
 def survival(confidence: F32Array, num_drafted: IntArray) -> F32Array:
@@ -19,12 +33,14 @@ def survival(confidence: F32Array, num_drafted: IntArray) -> F32Array:
     return _running_product(confidence, num_drafted, np.dtype(np.float32))
 
 
+def sizing_survival(confidence: F32Array, num_drafted: IntArray) -> F64Array:
+    """Return the survivals that budgets are sized on: as `survival`, in float64."""
+    return _running_product(confidence, num_drafted, np.dtype(np.float64))
+
+
 def ranked_survival(confidence: F32Array, num_drafted: IntArray) -> F64Array:
     """Return the survivals of each step in float64, sorted descending, `[S, K·R]`; undrafted slots are −1, last."""
-    ranked = _by_step(_running_product(confidence, num_drafted, np.dtype(np.float64)))
-    np.negative(ranked, out=ranked)
-    ranked.sort(axis=1)
-    return np.negative(ranked, out=ranked)
+    return _descending(sizing_survival(confidence, num_drafted))
 
 
 def budget_cap(step: StepBatch) -> IntArray:
@@ -34,32 +50,80 @@ def budget_cap(step: StepBatch) -> IntArray:
 
 
 def objective(
-    ranked: F64Array, num_sampling: IntArray, num_reqs: IntArray, num_target_tokens: IntArray, tables: CostTables
+    ranked: F64Array,
+    num_sampling: IntArray | F64Array,
+    num_reqs: IntArray,
+    num_target_tokens: IntArray,
+    tables: CostTables,
+    draft_ms: F64Array | None = None,
 ) -> F64Array:
     """Return expected tokens per ms at every budget 0 … K·R, float64 `[S, K·R + 1]`.
 
-    numerator(B) = N_sampling + Σ_{j<B} S_sorted[j]; cost(B) = draft[num_reqs] + verify[T + B].
+    numerator(B) = N_sampling + Σ_{j<B} S_sorted[j]; cost(B) = draft[num_reqs] + verify[T + B], or `draft_ms`, `[S]`,
+    in place of the draft table.
     """
+    tokens = expected_tokens(ranked, num_sampling)
+    tokens /= step_costs(num_reqs, num_target_tokens, ranked.shape[1], tables, draft_ms)
+    return tokens
+
+
+def expected_tokens(ranked: F64Array, num_sampling: IntArray | F64Array) -> F64Array:
+    """Return N_sampling + Σ_{j<B} S_sorted[j] at every budget, float64 `[S, K·R + 1]`."""
     steps, width = ranked.shape
     tokens = np.empty((steps, width + 1))
     tokens[:, 0] = 0.0
     np.cumsum(ranked, axis=1, out=tokens[:, 1:])
     tokens += num_sampling[:, None]
-    tokens /= _step_costs(num_reqs, num_target_tokens, width, tables)
     return tokens
 
 
-def best_budget(step: StepBatch, confidence: F32Array) -> IntArray:
-    """Return B* = argmax of the objective over 0 ≤ B ≤ cap, first maximum, int `[S]`.
+def best_budget(step: StepBatch, confidence: F32Array, *, draft_ms: F64Array | None = None, floor: int = 0) -> IntArray:
+    """Return B* = argmax of the objective over least ≤ B ≤ cap, first maximum, int `[S]`.
+
+    Args:
+        step: costs and sizes.
+        confidence: the sizing confidences.
+        draft_ms: what drafting costs, `[S]`; None for the draft table.
+        floor: slots that every request is given first, as far as it has drafted them and the cap allows. They are in
+            every budget (least = min(cap, their number)); vLLM knows no floor, which is 0.
 
     Source: vLLM 0.33 `AdaptiveVerificationManager.get_num_tokens`.
     """
-    ranked = ranked_survival(confidence, step.num_drafted)
-    value = objective(ranked, step.num_sampling, step.num_reqs, step.num_target_tokens, step.tables)
     cap = budget_cap(step)
-    if (cap < ranked.shape[1]).any():
+    if not floor:
+        ranked = ranked_survival(confidence, step.num_drafted)
+        sizes = step.num_sampling, step.num_reqs, step.num_target_tokens
+        return best_within(objective(ranked, *sizes, step.tables, draft_ms), cap)
+    survivals = sizing_survival(confidence, step.num_drafted)
+    given = np.minimum(step.num_drafted, floor)
+    first = np.arange(len(survivals))[:, None, None] < given
+    tokens = step.num_sampling + np.where(first, survivals, 0).sum(axis=(0, 2))
+    least = given.sum(axis=1)
+    ranked = _descending(np.where(first, -1, survivals))
+    value = objective(ranked, tokens, step.num_reqs, step.num_target_tokens + least, step.tables, draft_ms)
+    return np.minimum(least + best_within(value, np.maximum(cap - least, 0)), cap)
+
+
+def best_within(value: F64Array, cap: IntArray) -> IntArray:
+    """Return the first maximum of each line among 0 … cap, int `[S]`; overwrites what lies beyond."""
+    if (cap < value.shape[1] - 1).any():
         value[np.arange(value.shape[1]) > cap[:, None]] = -np.inf
     return value.argmax(axis=1)
+
+
+def depth_costs(tables: CostTables, num_reqs: IntArray, num_slots: int) -> F64Array:
+    """Return what drafting 0 … K slots costs in each step, ms, float64 `[K + 1, S]`."""
+    if tables.by_depth is not None:
+        return tables.by_depth[: num_slots + 1, num_reqs]
+    costs = np.repeat(tables.draft[num_reqs][None], num_slots + 1, axis=0)
+    costs[0] = 0.0
+    return costs
+
+
+def drafting_ms(step: StepBatch) -> F64Array:
+    """Return what the drafts at hand cost, ms, `[S]`: those of the request that drafted most."""
+    depth = step.num_drafted.max(axis=1, initial=0)
+    return np.asarray(depth_costs(step.tables, step.num_reqs, len(step.live))[depth, np.arange(len(depth))])
 
 
 def allocate(survivals: F32Array, budget: IntArray) -> IntArray:
@@ -76,7 +140,7 @@ def allocate(survivals: F32Array, budget: IntArray) -> IntArray:
     >>> allocate(s, np.array([3])).tolist()
     [[2, 1]]
     """
-    flat = _by_step(survivals)
+    flat = by_step(survivals)
     width = flat.shape[1]
     ordered = np.sort(flat, axis=1)
     line = np.arange(len(flat))
@@ -92,17 +156,32 @@ def allocate(survivals: F32Array, budget: IntArray) -> IntArray:
     return admitted
 
 
-def _step_costs(num_reqs: IntArray, num_target_tokens: IntArray, width: int, tables: CostTables) -> F64Array:
+def step_costs(
+    num_reqs: IntArray,
+    num_target_tokens: IntArray,
+    width: int,
+    tables: CostTables,
+    draft_ms: F64Array | None = None,
+) -> F64Array:
     """Return draft[num_reqs] + verify[T + B] for B = 0 … width, `[S, width + 1]`, or one line if all steps agree."""
+    draft = tables.draft[num_reqs] if draft_ms is None else draft_ms
     base = num_target_tokens[:, None]
-    if (base == base[:1]).all() and (num_reqs == num_reqs[:1]).all():
-        base, num_reqs = base[:1], num_reqs[:1]
+    if len(base) and (base == base[:1]).all() and (draft == draft[:1]).all():
+        base, draft = base[:1], draft[:1]
     index = np.minimum(base + np.arange(width + 1), len(tables.verify) - 1)
-    return tables.verify[index] + tables.draft[num_reqs][:, None]
+    return tables.verify[index] + draft[:, None]
+
+
+def _descending(survivals: F64Array) -> F64Array:
+    """Sort the survivals of each step, highest first, `[S, K·R]`."""
+    ranked = by_step(survivals)
+    np.negative(ranked, out=ranked)
+    ranked.sort(axis=1)
+    return np.negative(ranked, out=ranked)
 
 
 def _running_product(confidence: F32Array, num_drafted: IntArray, dtype: np.dtype[Any]) -> NDArray[Any]:
-    """Multiply up along the slots, −1 where not drafted: `[K, S, R]`, in memory that `_by_step` need not copy.
+    """Multiply up along the slots, −1 where not drafted: `[K, S, R]`, in memory that `by_step` need not copy.
 
     One multiplication per slot is much faster than np.cumprod, which walks the first axis badly.
     """
@@ -118,13 +197,13 @@ def _running_product(confidence: F32Array, num_drafted: IntArray, dtype: np.dtyp
 
 def _fill_ties(tied: BoolArray, left: IntArray) -> IntArray:
     """Take the first `left` tied slots of each step, slot by slot and then in request order."""
-    flat = _by_step(tied)
+    flat = by_step(tied)
     taken = flat & (np.cumsum(flat, axis=1) <= left[:, None])
     slots, _, reqs = tied.shape
     return taken.reshape(-1, slots, reqs).sum(axis=1)
 
 
-def _by_step(array: np.ndarray) -> np.ndarray:
+def by_step(array: np.ndarray) -> np.ndarray:
     """Lay out `[K, S, R]` as `[S, K·R]`, one contiguous line per step."""
     slots, steps, reqs = array.shape
     return np.ascontiguousarray(array.transpose(1, 0, 2)).reshape(steps, slots * reqs)

@@ -10,6 +10,7 @@ import numpy as np
 from avsim.costs.base import CostTables
 from avsim.policies.base import Policy, StepBatch
 from avsim.policies.oracle import Oracle
+from avsim.testing.plan_checks import PLAN_CHECKS
 from avsim.testing.reference import REFERENCES, reference_admitted
 from avsim.testing.steps import COST_SHAPES, dyadic_batches, for_policy, num_slots_for, random_batch, random_batches
 from avsim.types import IntArray
@@ -17,7 +18,7 @@ from avsim.types import IntArray
 __all__ = ["POLICY_CHECKS"]
 
 _PER_SLOT = ("live", "sizing")
-_PER_REQUEST = ("num_drafted", "num_accepted", "num_remaining", "chance")
+_PER_REQUEST = ("num_drafted", "num_accepted", "num_remaining", "chance", "sizing_admitted")
 _PER_STEP = ("num_reqs", "num_sampling", "num_target_tokens")
 
 
@@ -46,7 +47,7 @@ def check_admitted_range(policy: Policy) -> None:
 def check_admit_is_pure(policy: Policy) -> None:
     """`admit` changes none of its inputs and decides the same twice."""
     for batch in random_batches(policy):
-        everything = (*_PER_SLOT, *_PER_REQUEST, *_PER_STEP)
+        everything = (*_PER_SLOT, *_PER_REQUEST, *_PER_STEP, "memory")
         names = [name for name in everything if getattr(batch, name) is not None]
         before = {name: np.copy(getattr(batch, name)) for name in names}
         tables = batch.tables.draft.copy(), batch.tables.verify.copy()
@@ -178,9 +179,10 @@ def check_declared_truth(policy: Policy) -> None:
     num_slots = num_slots_for(policy)
     for seed in range(3):
         batch = random_batch("staircase", num_slots=num_slots, seed=seed)
-        blind = policy.admit(for_policy(policy, batch))
+        blind = for_policy(policy, batch)
         for accepted in (batch.num_accepted, batch.num_drafted):
-            same = np.array_equal(blind, policy.admit(replace(batch, num_accepted=accepted)))
+            seeing = replace(blind, num_accepted=accepted, num_remaining=batch.num_remaining)
+            same = np.array_equal(policy.admit(blind), policy.admit(seeing))
             assert same, "the verdict changed the decision, but uses_truth is False"
 
 
@@ -219,7 +221,9 @@ def _tie_batch(policy: Policy, live: np.ndarray, num_steps: int) -> StepBatch:
     tokens = num_reqs + np.arange(num_steps)
     tables = CostTables(np.ones(num_reqs + 1), verify)
     chance = np.random.default_rng(0).random(whole.shape, dtype=np.float32)
-    batch = StepBatch(live, live, whole, reqs, reqs, tokens, tables, whole, whole + 9, chance=chance)
+    batch = StepBatch(
+        live, live, whole, reqs, reqs, tokens, tables, whole, whole + 9, chance=chance, sizing_admitted=whole
+    )
     return for_policy(policy, batch)
 
 
@@ -229,6 +233,8 @@ def _pick(batch: StepBatch, index: IntArray, *, axis: str) -> StepBatch:
         parts = {name: getattr(batch, name)[:, index] for name in _PER_SLOT}
         parts |= {name: getattr(batch, name)[index] for name in _PER_STEP}
         parts |= {name: getattr(batch, name)[index] for name in _PER_REQUEST if getattr(batch, name) is not None}
+        if batch.memory is not None:
+            parts["memory"] = batch.memory[:, index]
     else:
         parts = {name: getattr(batch, name)[:, :, index] for name in _PER_SLOT}
         parts |= {name: getattr(batch, name)[:, index] for name in _PER_REQUEST if getattr(batch, name) is not None}
@@ -261,4 +267,5 @@ POLICY_CHECKS = (
     check_declared_confidence,
     check_declared_separable,
     check_lossy,
+    *PLAN_CHECKS,
 )

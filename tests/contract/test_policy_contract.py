@@ -15,12 +15,29 @@ CASES = [
     (policies.FixedDepth(1), NO_CAP),
     (policies.FixedDepth(3), NO_CAP),
     (policies.FixedDepth(7), NO_CAP),
+    (policies.BatchSchedule("1-2:3/3-5:1/6-:0"), NO_CAP),
+    (policies.BatchSchedule("4-4:1/1-2:3/5-:0", lag=0, hysteresis=1), NO_CAP),
+    (policies.BatchSchedule("1-2:3/3-5:1/6-:2", lag=2, hysteresis=1), NO_CAP),
+    (policies.Goodput(), NO_CAP),
+    (policies.Goodput(rates="per-slot", horizon=40, probe=3), NO_CAP),
+    (policies.Goodput(probe=0), NO_CAP),
+    (policies.Threshold(0.6), NO_CAP),
+    (policies.Threshold(0.4, on="survival"), NO_CAP),
     (policies.Adaptive(), {}),
     (policies.Adaptive(explore=0.3), {}),
+    (policies.Adaptive(floor=1), {}),
+    (policies.Adaptive(floor=2, explore=0.3, hide_trimmed=True), {}),
+    (policies.AdaptiveSkip(), {}),
+    (policies.AdaptiveSkip(probe=3, horizon=30), {}),
+    (policies.Renewal(), {}),
+    (policies.Renewal(horizon=0), {}),
+    (policies.ServiceLevel(4.0), {}),
+    (policies.ServiceLevel(9.0), {}),
     (policies.PrefixScheduler(), {}),
     (policies.PrefixScheduler(early_stop=False), {}),
     (policies.Oracle(), ALWAYS_TIES),
     (policies.Oracle("exact"), NO_CAP),
+    (policies.OracleSkip(), ALWAYS_TIES),
 ]
 
 UNREPEATABLE = {
@@ -34,6 +51,13 @@ UNREPEATABLE = {
     "check_request_permutation",
     "check_declared_truth",
     "check_declared_confidence",
+}
+MEMORY = {
+    "check_memory_form",
+    "check_remember_is_pure",
+    "check_empty_steps_are_not_remembered",
+    "check_memories_are_independent",
+    "check_undrafted_slots_are_not_remembered",
 }
 BROKEN = [
     (broken.TooDeep(9), {"check_depth"}),
@@ -60,6 +84,30 @@ BROKEN = [
     (broken.LossyFlag(), {"check_lossy"}),
     (broken.SilentOracle(), {"check_lossy"}),
     (broken.DraftsAfterAll(), {"check_depth"}),
+    (broken.ForgetsFloor(floor=1), {"check_matches_reference"}),
+    (broken.LooksBehindTheCut(hide_trimmed=True), {"check_matches_reference"}),
+    (broken.RoundsThreshold(0.6), {"check_matches_reference"}),
+    (broken.BoundsTheMean(9.0), {"check_matches_reference"}),
+    (broken.ChargesFullDepth(), {"check_matches_reference"}),
+    (broken.PlansTooDeep(), {"check_plan_range", "check_plan_matches_reference"}),
+    (broken.PlansFractions(), {"check_plan_range"}),
+    (broken.PlansInPlace(), {"check_plan_is_pure"}),
+    (broken.FreeDrafting(), {"check_plan_matches_reference"}),
+    (broken.OnePlanForAll(), {"check_plan_steps_are_independent", "check_plan_matches_reference"}),
+    (broken.FirstRequestPlans(), {"check_plan_steps_are_independent", "check_plan_matches_reference"}),
+    (broken.PlansOnTheVerdict(), {"check_plan_reads_what_it_declares"}),
+    (broken.PlansOnConfidence(), {"check_plan_reads_what_it_declares", "check_plan_matches_reference"}),
+    (broken.CountsTheUnready(), {"check_plan_reads_what_it_declares", "check_plan_matches_reference"}),
+    (broken.RemembersNothing(), MEMORY),
+    (broken.SinglePrecision(), MEMORY),
+    (broken.DividesByZero(3), {"check_memory_form", "check_empty_steps_are_not_remembered"}),
+    (broken.UpdatesInPlace(), {"check_remember_is_pure", "check_memories_are_independent"}),
+    (broken.CountsEmptySteps(), {"check_empty_steps_are_not_remembered"}),
+    (broken.SharedMemory(), {"check_memories_are_independent", "check_empty_steps_are_not_remembered"}),
+    (broken.RemembersTheFirst(), {"check_memories_are_independent"}),
+    (broken.CountsSeats(), {"check_memories_are_independent"}),
+    (broken.RemembersUndrafted(), {"check_undrafted_slots_are_not_remembered"}),
+    (broken.RemembersConfidence(), {"check_undrafted_slots_are_not_remembered"}),
 ]
 
 
@@ -79,7 +127,9 @@ def test_policy_opt_outs_are_needed(policy, opt_outs):
 
 @pytest.mark.parametrize(("policy", "expected"), BROKEN, ids=[type(case).__name__ for case, _ in BROKEN])
 def test_broken_policies_are_caught(policy, expected):
-    opt_outs = {broken.FixedDepth: NO_CAP, broken.Oracle: ALWAYS_TIES}.get(type(policy).__base__, {})
+    without_cap = (broken.FixedDepth, broken.Goodput, broken.Threshold)
+    opt_outs = NO_CAP if isinstance(policy, without_cap) else {}
+    opt_outs = ALWAYS_TIES if isinstance(policy, broken.Oracle) else opt_outs
     assert failures(POLICY_CHECKS, policy, opt_outs) == expected
 
 

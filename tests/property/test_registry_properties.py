@@ -59,9 +59,23 @@ ESTIMATORS |= {name: near_defaults(cls) for name, cls in estimators.BUILTIN.item
 POLICIES = {
     "none": st.builds(policies.NoDrafting),
     "fixed": st.builds(policies.FixedDepth, st.integers(1, 300)),
-    "adaptive": st.builds(policies.Adaptive, st.floats(0, 1)),
+    "batch-schedule": st.builds(
+        policies.BatchSchedule,
+        st.sampled_from(["1-:3", "1-32:5/33-128:3/129-:0", "5-9:0/1-4:1"]),
+        st.integers(0, 9),
+        st.integers(0, 9),
+    ),
+    "goodput": st.builds(
+        policies.Goodput, st.sampled_from(["one", "per-slot"]), st.integers(1, 10**6), st.integers(0, 10**6)
+    ),
+    "threshold": st.builds(policies.Threshold, st.floats(0, 1), st.sampled_from(["token", "survival"])),
+    "adaptive": st.builds(policies.Adaptive, st.floats(0, 1), st.integers(0, 300), st.booleans()),
+    "adaptive+skip": st.builds(policies.AdaptiveSkip, st.integers(0, 10**6), st.integers(1, 10**6)),
+    "renewal": st.builds(policies.Renewal, st.integers(0, 10**6)),
+    "slo": st.builds(policies.ServiceLevel, POSITIVE),
     "prefix-scheduler": st.builds(policies.PrefixScheduler, st.booleans()),
     "oracle": st.builds(policies.Oracle, st.sampled_from(["budget", "exact"])),
+    "oracle+skip": st.builds(policies.OracleSkip),
 }
 
 

@@ -44,7 +44,8 @@ def appendix_a() -> tuple[ToyLaws, Surroundings]:
     drafter = (np.array([[[[0.5, 0.5]]]]), np.array([[[[0.5, 0.5], [0.05, 0.95]]]]))
     laws = ToyLaws(target, drafter, tuple(map(np.log, drafter)), (np.ones((1, 1, 1)), np.ones((1, 1, 2))))
     steps_per_s = np.array([np.inf, 1.0, 0.5, 0.45])
-    return laws, Surroundings(CostTables(np.zeros(2), 1 / steps_per_s), np.array([0]), np.zeros((1, 1), np.float32))
+    tables, new = CostTables(np.zeros(2), 1 / steps_per_s), np.ones((2, 1, 1), np.float32)
+    return laws, Surroundings(tables, np.array([0]), np.zeros((1, 1), np.float32), new, np.array([[2]]))
 
 
 def run(policy: PrefixScheduler) -> tuple[list[int], float]:

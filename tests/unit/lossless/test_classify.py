@@ -32,20 +32,28 @@ def sampled(policy: str, estimator: str | None = "online-logistic", lag: int = 1
 
 
 @pytest.mark.parametrize("lag", [0, 1, 2])
-@pytest.mark.parametrize("policy", ["none", "fixed:2", "prefix-scheduler"])
+@pytest.mark.parametrize(
+    "policy",
+    ["none", "fixed:2", "prefix-scheduler", "batch-schedule:1-4:2/5-:0", "goodput", "threshold:0.5"],
+)
 def test_rules_that_are_exact_at_every_lag(policy: str, lag: int) -> None:
     assert sampled(policy, lag=lag) is None
     assert sampled(policy, lag=lag, left_out=True) is None
 
 
-def test_adaptive_is_exact_on_old_confidences_only() -> None:
-    assert sampled("adaptive", lag=1) is None
-    assert sampled("adaptive", lag=2) is None
-    assert "global argmax on live confidences" in (sampled("adaptive", lag=0) or "")
+SIZED = ["adaptive", "adaptive:floor=1,hide_trimmed=true", "adaptive+skip", "renewal", "slo:30"]
 
 
-def test_a_request_left_out_of_a_step_is_a_leak_of_rules_that_size() -> None:
-    reason = sampled("adaptive", lag=1, left_out=True) or ""
+@pytest.mark.parametrize("policy", SIZED)
+def test_rules_that_size_are_exact_on_old_confidences_only(policy: str) -> None:
+    assert sampled(policy, lag=1) is None
+    assert sampled(policy, lag=2) is None
+    assert "global argmax on live confidences" in (sampled(policy, lag=0) or "")
+
+
+@pytest.mark.parametrize("policy", SIZED)
+def test_a_request_left_out_of_a_step_is_a_leak_of_rules_that_size(policy: str) -> None:
+    reason = sampled(policy, lag=1, left_out=True) or ""
     assert "left out of one step" in reason
     assert "global argmax" in reason
 
@@ -69,6 +77,7 @@ def test_a_score_that_reads_no_draft_cannot_leak() -> None:
 def test_who_reads_the_verdict_is_lossy() -> None:
     assert sampled("oracle", None) == "it reads the verdict"
     assert sampled("oracle:exact", None) == "it reads the verdict"
+    assert sampled("oracle+skip", None) == "it reads the verdict"
 
 
 def test_greedy_drafts_are_exact_whatever_reads_them() -> None:

@@ -8,7 +8,7 @@ from itertools import product
 import numpy as np
 import pytest
 
-from avsim import policies
+from avsim import policies, registry
 from avsim.costs import CostTables
 from avsim.errors import InputError
 from avsim.policies import Adaptive, FixedDepth, NoDrafting, Oracle, StepBatch
@@ -75,5 +75,8 @@ def test_adaptive_is_exact_only_on_old_confidences() -> None:
 
 
 def test_every_registered_policy_has_a_spec() -> None:
+    needed = {"fixed": ":2", "threshold": ":0.5", "slo": ":30", "batch-schedule": ":1-8:3/9-:0"}
     for name in policies.BUILTIN:
-        assert policies.make(f"{name}:2" if name == "fixed" else name).name == name
+        made = policies.make(name + needed.get(name, ""))
+        assert made.name == name
+        assert policies.make(registry.format_spec(made)) == made
