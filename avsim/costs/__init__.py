@@ -1,4 +1,7 @@
-"""Cost models. To add a kind: a file here, and a line in the imports and in `BUILTIN`; a preset is a JSON file."""
+"""Cost models. To add a kind: a file here, and a line in the imports and in `BUILTIN`; a preset is a JSON file.
+
+A preset of a curve goes to `curves/`, a model's shape to `models/`, a GPU's data sheet to `gpus/`.
+"""
 
 from __future__ import annotations
 
@@ -9,9 +12,13 @@ from pathlib import Path
 from typing import Any
 
 from avsim import registry
+from avsim.costs import shapes
 from avsim.costs.base import CostCard, CostModel, CostTables, StepShape
 from avsim.costs.curve import CurveCost, staircase
+from avsim.costs.draft import DraftParts
+from avsim.costs.inject import DistortedCost, NoisyCost
 from avsim.costs.linear import LinearCost
+from avsim.costs.roofline import RooflineCost
 from avsim.errors import InputError
 
 __all__ = [
@@ -20,16 +27,25 @@ __all__ = [
     "CostModel",
     "CostTables",
     "CurveCost",
+    "DistortedCost",
+    "DraftParts",
     "LinearCost",
+    "NoisyCost",
+    "RooflineCost",
     "StepShape",
     "available",
     "dump",
     "load",
+    "parse",
+    "parse_document",
     "presets",
+    "shapes",
     "staircase",
 ]
 
-BUILTIN: dict[str, type[Any]] = {cls.name: cls for cls in (CurveCost, LinearCost)}
+BUILTIN: dict[str, type[Any]] = {
+    cls.name: cls for cls in (CurveCost, LinearCost, RooflineCost, NoisyCost, DistortedCost)
+}
 
 
 def available() -> dict[str, type[Any]]:
@@ -44,10 +60,10 @@ def presets() -> list[str]:
 
 
 def load(name_or_path: str | Path) -> CostModel:
-    """Load a preset by name, or a cost model from a JSON file.
+    """Load a preset by name, a cost model from a JSON file, or one from its spec (`roofline:model=…,gpu=…`).
 
     Raises:
-        InputError: no such preset or file, or the file is not a valid cost model.
+        InputError: no such preset or file, the file is not a valid cost model, or the spec is wrong.
     """
     text = str(name_or_path)
     if text in presets():
@@ -55,7 +71,12 @@ def load(name_or_path: str | Path) -> CostModel:
         return parse(source.read_text(encoding="utf-8"), text)
     path = Path(name_or_path)
     if not path.is_file():
-        raise InputError(f"no cost preset or file {text!r}{registry.suggest(text, presets())}")
+        specs = {name: kind.spec for name, kind in available().items() if getattr(kind, "spec", None)}
+        if text.partition(":")[0].strip() in specs:
+            built: CostModel = registry.from_spec(text, "costs", specs).build()
+            return built
+        known = [*presets(), *(f"{name}:…" for name in specs)]
+        raise InputError(f"no cost preset or file {text!r}{registry.suggest(text, known)}")
     try:
         return parse(path.read_text(encoding="utf-8"), str(path))
     except UnicodeDecodeError as error:
@@ -66,14 +87,20 @@ def parse(text: str, where: str) -> CostModel:
     """Build a cost model from its JSON text; `where` names the file in errors."""
     try:
         data = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise InputError(f"{where}: not valid JSON (line {error.lineno}: {error.msg})") from None
+    return parse_document(data, where)
+
+
+def parse_document(data: Any, where: str) -> CostModel:
+    """Build a cost model from what its JSON holds; `where` names the file in errors."""
+    try:
         kinds = available()
         if data.get("kind") not in kinds:
             raise InputError(f"{where}: kind is {data.get('kind')!r}{registry.suggest(str(data.get('kind')), kinds)}")
         known = {field.name for field in fields(CostCard)}
         card = CostCard(**{key: value for key, value in data["card"].items() if key in known})
         model: CostModel = kinds[data["kind"]].from_json(data, card)
-    except json.JSONDecodeError as error:
-        raise InputError(f"{where}: not valid JSON (line {error.lineno}: {error.msg})") from None
     except KeyError as error:
         raise InputError(f"{where}: the key {error} is missing; see `avsim cost show` for a complete example") from None
     except InputError:

@@ -11,7 +11,7 @@ import numpy as np
 from avsim.errors import InputError
 from avsim.types import F64Array, IntArray
 
-__all__ = ["CostCard", "CostModel", "CostTables", "StepShape"]
+__all__ = ["CostCard", "CostModel", "CostTables", "StepShape", "common_terms", "skippable"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,13 +22,15 @@ class CostCard:
     model: str
     hardware: str
     kind: str
-    """`published`, `measured`, `fitted` or `synthetic`."""
+    """`published`, `measured`, `fitted`, `roofline` (an estimate from data sheets) or `synthetic`."""
     source: str
     context_tokens: int | None = None
     num_speculative_tokens: int | None = None
     """The drafter's K at which the draft cost was measured."""
     vocab_size: int | None = None
     notes: str = ""
+    drafter_kind: str | None = None
+    """The kind of drafter whose cost it holds, in the words of a trace's card; None where that is not known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +44,8 @@ class StepShape:
         num_prefill_tokens: prompt tokens among `num_tokens`.
         draft_depth: slots drafted per request; 0 where a loaded drafter skips the step. None: the drafter's own K.
         logits: rows of target logits; None: one for every token that is not of a prompt.
+        step: number of the step in its run, which keys the noise of `noisy` costs; None: the expected time.
+        clock_ms: time since the run began, which `noisy` costs drift with; None: no drift.
     """
 
     num_reqs: IntArray
@@ -50,6 +54,8 @@ class StepShape:
     num_prefill_tokens: IntArray
     draft_depth: IntArray | None = None
     logits: IntArray | None = None
+    step: IntArray | None = None
+    clock_ms: F64Array | None = None
 
     @property
     def num_logit_rows(self) -> IntArray:
@@ -75,13 +81,19 @@ class CostModel(ABC):
     """Base of every cost model: positive, and monotone in every size. Times are in milliseconds."""
 
     name: ClassVar[str]
+    spec: ClassVar[type[Any] | None] = None
+    """A dataclass of options with `name` and `build()`, for a kind that can be written on the command line."""
+
     card: CostCard = field(repr=False, kw_only=True)
     overhead_ms: float = field(default=0.0, kw_only=True)
     """Added to every step, drafting or not."""
+    skip_ms: float | None = field(default=None, kw_only=True)
+    """What a loaded drafter costs in a step that it skips, where that is not derived; None: unknown, charged as 0."""
 
     def __post_init__(self) -> None:
-        if not (np.isfinite(self.overhead_ms) and self.overhead_ms >= 0):
-            raise InputError(f"cost {self.card.name}: overhead_ms must be finite and ≥ 0, not {self.overhead_ms}")
+        for term, value in (("overhead_ms", self.overhead_ms), ("skip_ms", self.skip_ms or 0.0)):
+            if not (np.isfinite(value) and value >= 0):
+                raise InputError(f"cost {self.card.name}: {term} must be finite and ≥ 0, not {value}")
 
     @property
     def uses_kv(self) -> bool:
@@ -93,6 +105,11 @@ class CostModel(ABC):
         """Whether drafting fewer than the table's own K costs less."""
         return False
 
+    @property
+    def skip_is_known(self) -> bool:
+        """Whether the cost of a skipped step (depth 0) is known: derived, or given as `skip_ms`."""
+        return self.skip_ms is not None
+
     @abstractmethod
     def verify_ms(self, shape: StepShape) -> F64Array:
         """Return the target's forward time, `[S]`."""
@@ -101,7 +118,7 @@ class CostModel(ABC):
     def draft_ms(self, shape: StepShape) -> F64Array:
         """Return the drafter's time in a step of a drafting policy, `[S]`; see `StepShape.draft_depth`.
 
-        A model that knows one depth only charges that at any depth above 0, and nothing at 0.
+        A model that knows one depth only charges that at any depth above 0, and `skip_ms` at 0.
         """
 
     @abstractmethod
@@ -112,36 +129,63 @@ class CostModel(ABC):
     def to_json(self) -> dict[str, Any]:
         """Return the JSON form that `avsim.costs.load` reads back."""
 
+    def common_json(self) -> dict[str, Any]:
+        """Return what every kind's JSON form begins with; `common_terms` reads the numbers back."""
+        skip = {} if self.skip_ms is None else {"skip_ms": self.skip_ms}
+        return {"kind": self.name, "overhead_ms": self.overhead_ms} | skip
+
+    def as_profiled(self) -> CostModel:
+        """Return the parts of a step that vLLM's start-up profile times: forward pass and drafter, no overhead."""
+        return replace(self, overhead_ms=0.0)
+
     def step_ms(self, shape: StepShape, *, drafting: bool) -> F64Array:
         """Return the whole step's time, `[S]`."""
         total = self.verify_ms(shape) + self.overhead_ms
         return total + self.draft_ms(shape) if drafting else total
 
     def tables(
-        self, max_num_reqs: int, max_num_tokens: int, *, kv_tokens_per_req: float = 0.0, max_depth: int | None = None
+        self, max_num_reqs: int, max_num_tokens: int, *, kv_tokens_per_req: float = 0.0, depth: int | None = None
     ) -> CostTables:
-        """Tabulate the model as vLLM holds it: draft by requests, verify by tokens; up to `max_depth`, by depth too.
+        """Tabulate the model as vLLM holds it: draft by requests, verify by tokens.
 
-        Tables know requests and tokens only. The KV terms of both, at `kv_tokens_per_req` for every request, go into
-        the draft table, since they do not depend on the budget; so draft + verify is the whole step.
+        With `depth`, the draft table is that of an engine that drafts so many slots (None: the drafter's own K), and
+        `by_depth` holds those of 0 to `depth` slots.
+
+        Tables know requests and tokens only, so draft + verify is the whole step where n tokens come from
+        min(n, max_num_reqs) requests with `kv_tokens_per_req` cached tokens each; at other loads too if the model has
+        no term of both. draft[r] holds the drafter and the KV of r requests with one token each, verify[n] the rest:
+        whatever the tokens beyond that cost, in the target or in the drafter's first pass.
         """
         reqs = np.arange(max_num_reqs + 1)
         tokens = np.arange(max_num_tokens + 1)
-        zero = np.zeros(len(tokens), dtype=np.int64)
-        by_reqs = StepShape(reqs, reqs, reqs * np.float64(kv_tokens_per_req), np.zeros(len(reqs), dtype=np.int64))
-        by_tokens = StepShape(np.ones(len(tokens), dtype=np.int64), tokens, zero.astype(np.float64), zero)
-        without = replace(by_reqs, kv_tokens=np.zeros(len(reqs)))
-        kv_ms = self.verify_ms(by_reqs) - self.verify_ms(without)
-        draft = np.maximum(self.draft_ms(by_reqs), 0.0) + kv_ms
+        by_reqs = _batch(reqs, reqs, kv_tokens_per_req)
+        kv_ms = self.verify_ms(by_reqs) - self.verify_ms(_batch(reqs, reqs, 0.0))
         by_depth = None
-        if max_depth is not None:
-            depths = (np.full(len(reqs), depth) for depth in range(max_depth + 1))
-            at_depth = [self.draft_ms(replace(by_reqs, draft_depth=depth)) for depth in depths]
-            by_depth = np.maximum(np.stack(at_depth), 0.0) + kv_ms
-        return CostTables(draft, np.maximum(self.verify_ms(by_tokens) + self.overhead_ms, 1e-6), by_depth)
+        if depth is None:
+            draft = np.maximum(self.draft_ms(by_reqs), 0.0) + kv_ms
+        else:
+            shapes = (replace(by_reqs, draft_depth=np.full(len(reqs), slots)) for slots in range(depth + 1))
+            by_depth = np.maximum(np.stack([self.draft_ms(shape) for shape in shapes]), 0.0) + kv_ms
+            draft = by_depth[depth]
+        source = np.minimum(tokens, max(max_num_reqs, 1))
+        whole = _batch(source, tokens, kv_tokens_per_req)
+        if depth is not None:
+            whole = replace(whole, draft_depth=np.full(len(tokens), depth))
+        by_source = draft[np.minimum(source, max_num_reqs)]
+        verify = self.verify_ms(whole) + self.overhead_ms + (np.maximum(self.draft_ms(whole), 0.0) - by_source)
+        return CostTables(draft, np.maximum(verify, 1e-6), by_depth)
 
 
-def skippable(draft_ms: F64Array, shape: StepShape) -> F64Array:
-    """Return draft times, and 0 where the step's draft depth is 0."""
+def _batch(reqs: IntArray, tokens: IntArray, kv_tokens_per_req: float) -> StepShape:
+    return StepShape(reqs, tokens, reqs * np.float64(kv_tokens_per_req), np.zeros(len(reqs), dtype=np.int64))
+
+
+def common_terms(data: dict[str, Any]) -> dict[str, Any]:
+    """Return the arguments that every kind of cost model takes from its JSON form."""
+    return {term: float(data[term]) for term in ("overhead_ms", "skip_ms") if term in data}
+
+
+def skippable(draft_ms: F64Array, shape: StepShape, skip_ms: float | None = None) -> F64Array:
+    """Return draft times, and `skip_ms` (None: 0) where the step's draft depth is 0."""
     ms = np.asarray(draft_ms, dtype=np.float64)
-    return ms if shape.draft_depth is None else np.where(shape.draft_depth > 0, ms, 0.0)
+    return ms if shape.draft_depth is None else np.where(shape.draft_depth > 0, ms, skip_ms or 0.0)

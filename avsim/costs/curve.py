@@ -8,7 +8,8 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from avsim.costs.base import CostModel, StepShape, skippable
+from avsim.costs.base import CostModel, StepShape, common_terms, skippable
+from avsim.costs.draft import DraftParts
 from avsim.errors import InputError
 from avsim.types import F64Array, IntArray
 
@@ -51,7 +52,10 @@ def staircase(limit: int, points: Sequence[tuple[int, float]], capture_limit: in
 class CurveCost(CostModel):
     """Step costs from measured medians: verify by tokens in the step, draft by requests; see `staircase`.
 
-    It knows no KV term: it holds at the context length of its card.
+    Without `per_kv_token_ns` it knows no KV term: it holds at the context length of its card, whose KV reads are in the
+    points. With it the points are times at an empty cache, and a step adds per KV token · KV.
+
+    `draft_parts` stands in the place of the draft points where draft[requests] alone is not known; see `DraftParts`.
     """
 
     name: ClassVar[str] = "curve"
@@ -59,13 +63,28 @@ class CurveCost(CostModel):
     verify: Points
     draft: Points
     capture_limit: int = 0
+    per_kv_token_ns: float = 0.0
+    draft_parts: DraftParts | None = None
     _tables: dict[str, F64Array] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.capture_limit < 0:
             raise InputError(f"cost {self.card.name}: capture_limit must be at least 0, not {self.capture_limit}")
+        if not (np.isfinite(self.per_kv_token_ns) and self.per_kv_token_ns >= 0):
+            raise InputError(
+                f"cost {self.card.name}: per_kv_token_ns must be finite and ≥ 0, not {self.per_kv_token_ns}"
+            )
+        if self.skip_ms is not None and self.draft and self.skip_ms > self.draft[0][1]:
+            raise InputError(
+                f"cost {self.card.name}: skip_ms {self.skip_ms} is more than drafting costs ({self.draft[0][1]} ms)"
+            )
+        if self.draft_parts is not None and (self.draft or self.skip_ms is not None):
+            given = "draft points" if self.draft else "skip_ms"
+            raise InputError(f"cost {self.card.name}: draft_parts stand in the place of {given}; give one of the two")
         for label, points in (("verify", self.verify), ("draft", self.draft)):
+            if not points and label == "draft" and self.draft_parts is not None:
+                continue
             if not points:
                 raise InputError(f"cost {self.card.name}: the {label} curve has no points")
             sizes, ms = np.asarray(points, dtype=np.float64).T
@@ -74,12 +93,27 @@ class CurveCost(CostModel):
             if not (np.isfinite(ms).all() and (ms > 0).all()):
                 raise InputError(f"cost {self.card.name}: every {label} time must be finite and > 0 ms")
 
+    @property
+    def uses_kv(self) -> bool:
+        return self.per_kv_token_ns > 0 or (self.draft_parts is not None and self.draft_parts.uses_kv)
+
+    @property
+    def draft_depends_on_depth(self) -> bool:
+        return self.draft_parts is not None
+
+    @property
+    def skip_is_known(self) -> bool:
+        return self.draft_parts is not None or super().skip_is_known
+
     def verify_ms(self, shape: StepShape) -> F64Array:
-        return self._look_up("verify", shape.num_tokens, 1e-6)
+        ms = self._look_up("verify", shape.num_tokens, 1e-6)
+        return ms + shape.kv_tokens * (self.per_kv_token_ns * 1e-6) if self.per_kv_token_ns else ms
 
     def draft_ms(self, shape: StepShape) -> F64Array:
+        if self.draft_parts is not None:
+            return self.draft_parts.ms(shape)
         # vLLM compares request counts with the token limit here; kept, since the engine's table is what is modelled.
-        return skippable(self._look_up("draft", shape.num_reqs, 0.0), shape)
+        return skippable(self._look_up("draft", shape.num_reqs, 0.0), shape, self.skip_ms)
 
     def _look_up(self, label: str, sizes: IntArray, floor: float) -> F64Array:
         largest = int(sizes.max(initial=0))
@@ -93,26 +127,31 @@ class CurveCost(CostModel):
     def outside(self, num_reqs: int, num_tokens: int) -> str | None:
         if num_tokens > self.verify[-1][0]:
             return f"{num_tokens} tokens, beyond the last measured size {self.verify[-1][0]}: extrapolated"
-        if num_reqs > self.draft[-1][0]:
+        if self.draft and num_reqs > self.draft[-1][0]:
             return f"{num_reqs} requests, beyond the last measured count {self.draft[-1][0]}: extrapolated"
         return None
 
     def to_json(self) -> dict[str, Any]:
-        return {
-            "kind": self.name,
-            "capture_limit": self.capture_limit,
-            "overhead_ms": self.overhead_ms,
-            "verify": [list(point) for point in self.verify],
-            "draft": [list(point) for point in self.draft],
-        }
+        optional: dict[str, Any] = {"per_kv_token_ns": self.per_kv_token_ns} if self.per_kv_token_ns else {}
+        if self.draft_parts is not None:
+            optional["draft_parts"] = self.draft_parts.to_json()
+        points = {"verify": [list(point) for point in self.verify]}
+        if self.draft:
+            points["draft"] = [list(point) for point in self.draft]
+        return self.common_json() | {"capture_limit": self.capture_limit} | optional | points
 
     @classmethod
     def from_json(cls, data: dict[str, Any], card: Any) -> CurveCost:
         """Build from the JSON form; raises KeyError, TypeError or ValueError where it is malformed."""
+        parts = data.get("draft_parts")
         return cls(
             verify=tuple((int(size), float(ms)) for size, ms in data["verify"]),
-            draft=tuple((int(size), float(ms)) for size, ms in data["draft"]),
+            draft=tuple(
+                (int(size), float(ms)) for size, ms in ([] if parts and "draft" not in data else data["draft"])
+            ),
             capture_limit=int(data.get("capture_limit", 0)),
-            overhead_ms=float(data.get("overhead_ms", 0.0)),
+            per_kv_token_ns=float(data.get("per_kv_token_ns", 0.0)),
+            draft_parts=DraftParts.from_json(parts) if parts else None,
             card=card,
+            **common_terms(data),
         )

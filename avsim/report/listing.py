@@ -35,6 +35,17 @@ def _costs(folder: Path) -> Rows:
     for name in costs.presets():
         card = costs.load(name).card
         rows.append({"name": name, "model": card.model, "hardware": card.hardware, "kind": card.kind})
+    for kind, cls in sorted(costs.available().items()):
+        if getattr(cls, "spec", None):
+            rows.append({"name": f"{kind}:…", "model": "", "hardware": "", "kind": f"spec: {_first_line(cls.spec)}"})
+    for name in costs.shapes.models():
+        shape = costs.shapes.model(name)
+        size = f"{shape.total_params / 1e9:,.0f} B parameters, {shape.active_params / 1e9:,.0f} B per token"
+        rows.append({"name": f"model={name}", "model": name, "hardware": "", "kind": f"shape for roofline: {size}"})
+    for name in costs.shapes.gpus():
+        gpu = costs.shapes.gpu(name)
+        facts = f"{gpu.hbm_gb:g} GB, {gpu.hbm_gb_s / 1000:g} TB/s, {gpu.tflops['bf16']:,.0f} TFLOP/s bf16"
+        rows.append({"name": f"gpu={name}", "model": "", "hardware": name, "kind": f"GPU for roofline: {facts}"})
     return rows
 
 

@@ -18,7 +18,10 @@ __all__ = ["COST_CHECKS", "MeasuredCurve"]
 
 @runtime_checkable
 class MeasuredCurve(Protocol):
-    """A cost model made of (size, ms) medians: `verify` by tokens, `draft` by requests, and the capture limit."""
+    """A cost model made of (size, ms) medians: `verify` by tokens, `draft` by requests, and the capture limit.
+
+    `draft` is empty where the drafter's cost is known in parts.
+    """
 
     verify: tuple[tuple[int, float], ...]
     draft: tuple[tuple[int, float], ...]
@@ -94,22 +97,57 @@ def check_json(model: CostModel) -> None:
 
 
 def check_tables(model: CostModel) -> None:
-    """`tables` says what the model says: verify with the overhead and an empty cache, draft for one token a request.
+    """draft[r] + verify[n] is the whole step of n tokens from r = min(n, max_num_reqs) requests, whatever is cached.
 
-    What cached tokens cost is in the draft table, for both models.
+    draft[r] is the drafter and the cache of r requests with one token each; `by_depth` says the same for every depth.
     """
+    reqs, tokens = np.arange(1, 71), np.arange(1, 601)
+    source = np.minimum(tokens, 70)
     for changed in (model, replace(model, overhead_ms=0.75)):
-        for kv in (0.0, 800.0):
-            tables = changed.tables(70, 600, kv_tokens_per_req=kv)
+        for kv, depth in ((0.0, None), (800.0, None), (800.0, 3)):
+            tables = changed.tables(70, 600, kv_tokens_per_req=kv, depth=depth)
             sizes = (len(tables.draft), len(tables.verify))
             assert sizes == (71, 601), f"tables up to 70 requests and 600 tokens have {sizes} entries"
-            tokens, reqs = np.arange(1, 601), np.arange(1, 71)
-            alone = _shape(np.ones_like(tokens), tokens, 0.0)
-            verify = changed.step_ms(alone, drafting=False)
-            assert np.allclose(tables.verify[1:], verify, rtol=1e-12), "the verify table is not the model's own"
             cached = changed.verify_ms(_shape(reqs, reqs, reqs * kv)) - changed.verify_ms(_shape(reqs, reqs, 0.0))
-            draft = changed.draft_ms(_shape(reqs, reqs, reqs * kv)) + cached
+            draft = changed.draft_ms(_at_depth(_shape(reqs, reqs, reqs * kv), depth)) + cached
             assert np.allclose(tables.draft[1:], draft, rtol=1e-12), "the draft table is not the model's own"
+            whole = changed.step_ms(_at_depth(_shape(source, tokens, source * kv), depth), drafting=True)
+            found = tables.draft[source] + tables.verify[1:]
+            wrong = int(np.abs(found - whole).argmax())
+            assert np.allclose(found, whole, rtol=1e-12), (
+                f"draft + verify of {tokens[wrong]} tokens from {source[wrong]} requests is {found[wrong]} ms in the "
+                f"tables, and the step takes {whole[wrong]} ms"
+            )
+            assert (tables.by_depth is None) == (depth is None), "by_depth is there exactly where a depth was asked for"
+            for slots in range(depth + 1 if depth is not None else 0):
+                row = changed.draft_ms(_at_depth(_shape(reqs, reqs, reqs * kv), slots)) + cached
+                assert tables.by_depth is not None
+                assert np.allclose(tables.by_depth[slots, 1:], row, rtol=1e-12), f"by_depth[{slots}] is not the model's"
+
+
+def check_monotone_depth(model: CostModel) -> None:
+    """Drafting deeper never costs less, and a skipped step (depth 0) no more than a draft of one slot."""
+    reqs = np.array([1, 5, 64, 300])
+    for kv in (0.0, 2000.0):
+        shape = _shape(reqs, 3 * reqs, reqs * kv)
+        ms = np.stack([model.draft_ms(_at_depth(shape, depth)) for depth in range(9)])
+        assert (ms >= 0).all(), f"a draft time of {ms.min()} ms"
+        depth, step = np.unravel_index(np.diff(ms, axis=0).argmin(), (8, len(reqs)))
+        falls = ms[depth + 1, step] - ms[depth, step]
+        assert falls >= -1e-9, (
+            f"drafting {depth + 1} slots for {reqs[step]} requests costs {ms[depth + 1, step]} ms, and {depth} slots "
+            f"{ms[depth, step]} ms"
+        )
+        own = model.draft_ms(shape)
+        assert (own >= ms[0] - 1e-9).all(), "the drafter's own K costs less than skipping"
+
+
+def check_monotone_logits(model: CostModel) -> None:
+    """More rows of logits never cost less."""
+    rows = np.arange(0, 1200, 7)
+    same = np.ones_like(rows)
+    shape = replace(_shape(same * 16, same * 1200, 1e4), logits=rows)
+    _rises(model, shape, "logit rows", rows)
 
 
 def check_outside_is_none_or_reason(model: CostModel) -> None:
@@ -126,9 +164,9 @@ def check_outside_is_none_or_reason(model: CostModel) -> None:
 def check_flags_outside(model: CostModel) -> None:
     """A measured curve flags sizes beyond its last one, and none up to it."""
     curve = _curve(model)
-    tokens, reqs = curve.verify[-1][0], curve.draft[-1][0]
+    tokens, reqs = curve.verify[-1][0], curve.draft[-1][0] if curve.draft else 1
     assert model.outside(reqs, tokens) is None, f"the last measured sizes {(reqs, tokens)} are flagged"
-    for size in ((1, tokens + 1), (reqs + 1, 1), (4 * reqs, 4 * tokens)):
+    for size in ((1, tokens + 1), *([(reqs + 1, 1)] if curve.draft else []), (4 * reqs, 4 * tokens)):
         assert model.outside(*size), f"{size} lies beyond the last measured sizes {(reqs, tokens)} and is not flagged"
 
 
@@ -183,6 +221,11 @@ def _shapes() -> Iterator[StepShape]:
     for reqs in (np.ones_like(tokens), np.minimum(tokens, 64), tokens):
         for kv in (0.0, 1000.0):
             yield _shape(reqs, tokens, reqs * kv)
+        yield replace(_shape(reqs, tokens, 0.0), num_prefill_tokens=tokens // 2)
+
+
+def _at_depth(shape: StepShape, depth: int | None) -> StepShape:
+    return shape if depth is None else replace(shape, draft_depth=np.full_like(shape.num_reqs, depth))
 
 
 def _rises(model: CostModel, shape: StepShape, what: str, sizes: IntArray) -> None:
@@ -207,7 +250,8 @@ def _parts(model: CostModel, curve: MeasuredCurve) -> Iterator[tuple[str, tuple[
         return model.draft_ms(_shape(sizes, sizes, 0.0))
 
     yield "verify", curve.verify, verify
-    yield "draft", curve.draft, draft
+    if curve.draft:
+        yield "draft", curve.draft, draft
 
 
 COST_CHECKS = (
@@ -216,6 +260,8 @@ COST_CHECKS = (
     check_monotone_tokens,
     check_monotone_requests,
     check_monotone_kv,
+    check_monotone_depth,
+    check_monotone_logits,
     check_step_is_a_sum,
     check_json,
     check_tables,

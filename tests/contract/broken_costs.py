@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from avsim.costs import CostTables, CurveCost, LinearCost
+from avsim.costs import CostTables, CurveCost, LinearCost, StepShape
 
 
 @dataclass(frozen=True)
@@ -44,6 +44,52 @@ class SharesDraft(LinearCost):
 
 
 @dataclass(frozen=True)
+class DiscountsDepth(LinearCost):
+    """Makes drafts cheaper the deeper they go."""
+
+    def draft_ms(self, shape):
+        discount = 0.0 if shape.draft_depth is None else 0.01 * np.maximum(shape.draft_depth - 1, 0)
+        return super().draft_ms(shape) - discount
+
+
+@dataclass(frozen=True)
+class TaxesSkipping(LinearCost):
+    """Charges more for a skipped step than for a draft."""
+
+    def draft_ms(self, shape):
+        skipped = shape.draft_depth is not None and shape.draft_depth == 0
+        return super().draft_ms(shape) + np.where(skipped, 50.0, 0.0)
+
+
+@dataclass(frozen=True)
+class PaysForFewLogits(LinearCost):
+    """Charges tokens without logits as if sampling them were saved twice."""
+
+    def verify_ms(self, shape):
+        return super().verify_ms(shape) + (0.0 if shape.logits is None else 1e-3 * (1200 - shape.logits))
+
+
+@dataclass(frozen=True)
+class TablesFirstPassTwice(LinearCost):
+    """Leaves the drafter's pass over T + B in the draft table alone, so that trimming seems to save none of it."""
+
+    def tables(self, max_num_reqs, max_num_tokens, *, kv_tokens_per_req=0.0, depth=None):
+        right = super().tables(max_num_reqs, max_num_tokens, kv_tokens_per_req=kv_tokens_per_req, depth=depth)
+        tokens = np.arange(max_num_tokens + 1)
+        alone = StepShape(np.minimum(tokens, 1), tokens, 0.0 * tokens, 0 * tokens)
+        return replace(right, verify=self.verify_ms(alone) + self.overhead_ms)
+
+
+@dataclass(frozen=True)
+class TablesOneDepth(LinearCost):
+    """Says that every depth costs what the deepest does."""
+
+    def tables(self, max_num_reqs, max_num_tokens, *, kv_tokens_per_req=0.0, depth=None):
+        right = super().tables(max_num_reqs, max_num_tokens, kv_tokens_per_req=kv_tokens_per_req, depth=depth)
+        return right if depth is None else replace(right, by_depth=0 * right.by_depth + right.draft)
+
+
+@dataclass(frozen=True)
 class CreditsCache(LinearCost):
     """Counts cached tokens as saved work."""
 
@@ -72,9 +118,9 @@ class ForgetsOverhead(LinearCost):
 class ShiftsTable(LinearCost):
     """Fills its table from size 1, so that every entry belongs to the next size."""
 
-    def tables(self, max_num_reqs, max_num_tokens, *, kv_tokens_per_req=0.0):
-        right = super().tables(max_num_reqs, max_num_tokens + 1, kv_tokens_per_req=kv_tokens_per_req)
-        return CostTables(right.draft, right.verify[1:])
+    def tables(self, max_num_reqs, max_num_tokens, *, kv_tokens_per_req=0.0, depth=None):
+        right = super().tables(max_num_reqs, max_num_tokens + 1, kv_tokens_per_req=kv_tokens_per_req, depth=depth)
+        return CostTables(right.draft, right.verify[1:], right.by_depth)
 
 
 @dataclass(frozen=True)

@@ -24,14 +24,22 @@ LINE = {
     "card": CARD,
 }
 
+PARTS = costs.DraftParts("autoregressive", 3, 0.3, 2.0, 1.0, 0.2, 0.5, 2.0)
+BLOCK = costs.DraftParts("block", 4, first_per_token_us=1.0, next_ms=0.4, next_per_token_us=0.7)
+LOOKUP = costs.DraftParts("ngram", 5, next_ms=0.05)
+
 NO_SIZES = dict.fromkeys(
     ("check_flags_outside", "check_running_maximum", "check_flat_between_captured", "check_keeps_jump"),
-    "a fitted line has no measured sizes",
+    "it has no measured sizes of its own",
 )
 
 
 def case(model):
-    return model, NO_SIZES if isinstance(model, costs.LinearCost) else {}
+    return model, {} if isinstance(model, costs.CurveCost) else NO_SIZES
+
+
+def estimate(**options):
+    return costs.load("roofline:" + ",".join(f"{key}={value}" for key, value in options.items()))
 
 
 CASES = [
@@ -41,6 +49,23 @@ CASES = [
     case(costs.CurveCost(verify=((8, 3.0),), draft=((4, 1.0),), card=CARD)),
     case(costs.LinearCost(**LINE)),
     case(costs.LinearCost(fixed_ms=0.0, per_token_us=10.0, overhead_ms=2.0, card=CARD)),
+    case(costs.CurveCost(verify=VERIFY, draft=(), draft_parts=PARTS, capture_limit=16, card=CARD)),
+    case(costs.CurveCost(**CURVE, per_kv_token_ns=30.0, skip_ms=0.05)),
+    case(costs.LinearCost(fixed_ms=2.0, per_token_us=10.0, draft_parts=BLOCK, card=CARD)),
+    case(costs.LinearCost(fixed_ms=2.0, per_token_us=10.0, draft_parts=LOOKUP, card=CARD)),
+    case(costs.LinearCost(**LINE, skip_ms=0.5)),
+    case(estimate(model="llama-3.1-8b", gpu="h100")),
+    case(estimate(model="llama-3.1-8b", gpu="h100", drafter="eagle", overlap="false", overhead_ms=0.3)),
+    case(estimate(model="qwen3-8b", gpu="l40s", drafter="dflash", context=4000, cpu_ms=8)),
+    case(estimate(model="qwen3-30b-a3b", gpu="a100", drafter="dspark", eager_us_per_layer=900)),
+    case(estimate(model="deepseek-v3", gpu="h200", tp=8, drafter="mtp", head="false")),
+    case(estimate(model="deepseek-v4-flash", gpu="b300", tp=4, drafter="dspark", capture_limit=1024)),
+    case(estimate(model="gpt-oss-120b", gpu="mi300x", drafter="eagle3", dtype="fp4", expert_correlation=1)),
+    case(estimate(model="llama-3.1-70b", gpu="h200", tp=2, drafter="draft-model", drafter_model="llama-3.1-8b")),
+    case(estimate(model="llama-3.1-8b", gpu="b200", drafter="ngram", capture_limit=0)),
+    case(costs.load("noisy:base=llama-3.1-8b-h100-eagle,sd=0.2,drift_pct=30")),
+    case(costs.load("distorted:base=deepseek-v4-flash-tp4-b300,tilt_pct=-20,jitter=0.1,scale=0.8,draft_scale=2")),
+    case(costs.load("distorted:base=deepseek-v4-flash-tp4-b300,no_cliff=true,spike_tokens=64")),
     *(case(costs.load(name)) for name in costs.presets()),
 ]
 
@@ -52,8 +77,13 @@ BROKEN = [
         {"check_monotone_tokens", "check_monotone_requests", "check_running_maximum"},
     ),
     (broken.SharesDraft(**LINE), {"check_monotone_requests"}),
+    (broken.DiscountsDepth(**LINE), {"check_monotone_depth"}),
+    (broken.TaxesSkipping(**LINE), {"check_monotone_depth"}),
+    (broken.PaysForFewLogits(**LINE), {"check_monotone_logits"}),
+    (broken.TablesFirstPassTwice(fixed_ms=2.0, per_token_us=10.0, draft_parts=PARTS, card=CARD), {"check_tables"}),
+    (broken.TablesOneDepth(fixed_ms=2.0, per_token_us=10.0, draft_parts=PARTS, card=CARD), {"check_tables"}),
     (broken.CreditsCache(**LINE), {"check_monotone_kv"}),
-    (broken.SkipsOverhead(**LINE), {"check_step_is_a_sum", "check_tables"}),
+    (broken.SkipsOverhead(**LINE), {"check_step_is_a_sum"}),
     (broken.ForgetsOverhead(**LINE), {"check_json"}),
     (broken.ShiftsTable(**LINE), {"check_tables"}),
     (broken.FlagsWrongSide(**CURVE), {"check_outside_is_none_or_reason", "check_flags_outside"}),
