@@ -91,17 +91,18 @@ def predict_adaptive(
         reqs = float(np.mean([p.num_reqs for p in rivals]))
         mine = replace(rivals[0], policy="adaptive", depth=depth, num_reqs=reqs, acceptance_length=None)
         ratios = posterior.ratio(mine, rivals, cost, theta)
-        erased = None
+        noise = posterior.fit.priors.noise["throughput"] * np.sqrt(2)
+        noise_factor = np.exp(noise * np.random.default_rng([seed, 0x3E45]).standard_normal(len(ratios)))
+        measured, erased = ratios * noise_factor, None
         if overhead is None:
-            erased = posterior.ratio(mine, rivals, np.full(len(theta), PUBLISHED_OVERHEAD_MS), theta)
-        spread = posterior.fit.priors.noise["throughput"] * np.sqrt(2)
-        measured = ratios * np.exp(spread * np.random.default_rng([seed, 0x3E45]).standard_normal(len(ratios)))
+            charged = np.full(len(theta), PUBLISHED_OVERHEAD_MS)
+            erased = posterior.ratio(mine, rivals, charged, theta) * noise_factor
         low, low80, high80, high = np.percentile(measured, [2.5, 10, 90, 97.5])
         middle = np.median(ratios)
         found.append(
             Prediction(
                 workload, concurrency, _best(posterior, rivals), float(middle), float(low), float(high), float(low80),
-                float(high80), word_for(ratios, erased), posterior.fit.auc(posterior.best, workload),
+                float(high80), word_for(measured, erased), posterior.fit.auc(posterior.best, workload),
             )
         )  # fmt: skip
     return found
