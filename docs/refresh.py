@@ -2,7 +2,8 @@
 
 The verdict table comes from demo-run/summary.json, the traces from their cards and blocks, the estimators' ranks from
 the results of experiments/estimator-bakeoff, the tree from the first line of each module's docstring, the table in
-docs/losslessness.md from `avsim check lossless`.
+docs/losslessness.md from `avsim check lossless`, the presets in docs/cost-models.md from their files, and the published
+results in docs/validation.md from experiments/published (`avsim experiment run experiments/published --update` first).
 `--check` changes nothing and fails if the tree is out of date.
 """
 
@@ -14,6 +15,7 @@ import os
 import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
@@ -22,7 +24,7 @@ FOLDERS = {
     "traces": "recorded traces, each with its card",
     "experiments": "one folder per question",
     "tests": "unit, contract, golden, property, cli, live (vLLM's own code), live_engine (a real engine), perf",
-    "docs": "concepts, trace format, comparing, losslessness, capture, validation, an example estimator",
+    "docs": "concepts, formats, planning, costs, comparing, losslessness, capture, validation; two example packages",
 }
 
 
@@ -104,6 +106,28 @@ def lossless() -> str:
     return "\n".join(["```text", *(line.rstrip() for line in text.splitlines()), "```"])
 
 
+def published() -> str:
+    """Return the published results that avsim is held to, one line each, from the last run of the experiments."""
+    folder = ROOT / "experiments" / "published"
+    named = {
+        tomllib.loads(path.read_text(encoding="utf-8"))["id"]: path.parent.name
+        for path in folder.glob("*/experiment.toml")
+    }
+    lines = ["| | what is held to what | kind | asked for | result |", "|---|---|---|---|---|"]
+    for row in json.loads((folder / "results.json").read_text(encoding="utf-8"))["experiments"]:
+        link = f"[{row['id']}](../experiments/published/{named[row['id']]}/README.md)"
+        result = f"**{row['status']}**: {row['finding']}"
+        lines.append(f"| {link} | {row['title']} | {row['kind']} | {row['pass_if']} | {result} |")
+    return "\n".join(lines)
+
+
+def presets() -> str:
+    """Return the shipped models and GPUs."""
+    from avsim.costs.shape_tables import markdown
+
+    return str(markdown())
+
+
 def put(text: str, mark: str, content: str) -> str:
     """Replace what stands between two marks."""
     pattern = re.compile(rf"(<!-- {mark} -->\n).*?(<!-- /{mark} -->)", re.DOTALL)
@@ -120,8 +144,13 @@ def main() -> None:
     for mark, content in (("demo", demo()), ("traces", shipped()), ("ranks", ranks())):
         new = put(new, mark, content)
     README.write_text(new, encoding="utf-8")
-    page = ROOT / "docs" / "losslessness.md"
-    page.write_text(put(page.read_text(encoding="utf-8"), "avsim check lossless", lossless()), encoding="utf-8")
+    for name, mark, made in (
+        ("losslessness", "avsim check lossless", lossless),
+        ("cost-models", "presets", presets),
+        ("validation", "published", published),
+    ):
+        page = ROOT / "docs" / f"{name}.md"
+        page.write_text(put(page.read_text(encoding="utf-8"), mark, made()), encoding="utf-8")
 
 
 if __name__ == "__main__":
