@@ -1,8 +1,9 @@
 """Finding estimators, policies, cost models and sources by name, with options: `online-logistic:l2=1e-3`.
 
 A spec is `name`, `name:value` (for the option that the class names in `positional`) or
-`name:option=value,option=value`; an option that is yes or no may stand alone. Names come from avsim itself and from the entry-point groups
-`avsim.estimators`, `avsim.policies`, `avsim.costs`, `avsim.sources` and `avsim.arrivals` of installed packages.
+`name:option=value,option=value`; an option that is yes or no may stand alone. Names come from avsim itself and from
+the entry-point groups `avsim.estimators`, `avsim.policies`, `avsim.costs`, `avsim.sources` and `avsim.arrivals` of
+installed packages.
 """
 
 from __future__ import annotations
@@ -104,7 +105,8 @@ def format_spec(instance: Any) -> str:
 
 
 def _singular(kind: str) -> str:
-    return {"policies": "policy", "costs": "cost model", "arrivals": "arrival process"}.get(kind, kind.removesuffix("s"))
+    names = {"policies": "policy", "costs": "cost model", "arrivals": "arrival process"}
+    return names.get(kind, kind.removesuffix("s"))
 
 
 def _options(cls: type) -> str:

@@ -13,14 +13,17 @@ from avsim.config import ReplayConfig
 from avsim.costs import CostModel, dump, load
 from avsim.errors import InputError
 from avsim.manifest import check_hashes, json_text, make_manifest, sha256_json, write_folder
+from avsim.registry import suggest
 from avsim.replay import replay
+from avsim.report.chrome_trace import chrome_trace
 from avsim.report.open_summary import open_summary
-from avsim.report.summary import closed_summary
+from avsim.report.summary import served_summary
 from avsim.sources import open_trace, validate_trace
-from avsim.study import build_arms, max_total_logits, run_closed
+from avsim.study import NamedArm, build_arms, make_study, max_total_logits
+from avsim.study_run import run_study
 from avsim.what_if import check_match
 
-__all__ = ["ReplayRun", "run_replay", "write_run"]
+__all__ = ["ReplayRun", "pick_traced", "run_replay", "traced_run", "write_run"]
 
 Progress = Callable[[int, int, str], None]
 
@@ -63,7 +66,7 @@ def run_replay(
     if expect is not None:
         validate_trace(config.trace)  # the card's hash is worth something only if the tables still have it
         check_hashes(expect, inputs)
-    check_match(trace, truth, config.what_if)
+    check_match(trace, truth, config.what_if, num_slots=config.num_slots)
     slots = config.num_slots or trace.card.num_speculative_tokens
     if slots > trace.card.num_speculative_tokens:
         raise InputError(
@@ -84,9 +87,10 @@ def run_replay(
         )
         progress(len(arms), len(arms), "open loop")
         return ReplayRun(config, manifest, open_summary(trace, config, truth, belief, arms, results), None, None)
-    found = run_closed(trace, config, arms, progress=progress, workers=workers)
-    summary = closed_summary(trace, config, truth, belief, arms, found)
-    ordered = [found[concurrency][item.name] for concurrency in config.concurrency for item in arms]
+    study, loads = make_study(trace, config, arms)
+    found = run_study(study, loads, arms, progress=progress, workers=workers)
+    summary = served_summary(trace, config, study, arms, found)
+    ordered = [found.arms[load.name][item.name] for load in loads for item in arms]
     reliability = [item.reliability for item in ordered if item.reliability is not None]
     steps = pl.concat([item.steps for item in ordered])
     return ReplayRun(config, manifest, summary, steps, pl.concat(reliability) if reliability else None)
@@ -113,6 +117,42 @@ def write_run(run: ReplayRun, path: Path, *, overwrite: bool = False) -> None:
             run.calibration.write_parquet(folder / "calibration.parquet", compression="zstd")
 
     write_folder(path, fill, overwrite=overwrite)
+
+
+def pick_traced(config: ReplayConfig, wanted: str | None) -> tuple[NamedArm, str, list[NamedArm]]:
+    """Return the arm and the load whose steps are to be traced, and all arms.
+
+    Args:
+        wanted: `ARM` or `ARM@LOAD`, by the names in the tables; None for the first judged arm and the last load.
+
+    Raises:
+        InputError: no such arm or load, or recorded batches.
+    """
+    if config.loop == "open":
+        raise InputError("a trace of steps is made of the simulated engine, which --loop open does without")
+    slots = config.num_slots or open_trace(config.trace).card.num_speculative_tokens
+    arms = build_arms(config, slots)
+    loads = list(config.arrivals or map(str, config.concurrency))
+    name, _, load = (wanted or "").rpartition("@") if "@" in (wanted or "") else (wanted or "", "", loads[-1])
+    if load not in loads:
+        raise InputError(f"no load {load!r} to trace{suggest(load, loads)}")
+    found = [item for item in arms if (item.name == name if name else item.judged)]
+    if not found:
+        raise InputError(f"no arm {name!r} to trace{suggest(name, [item.name for item in arms])}")
+    return found[0], load, arms
+
+
+def traced_run(config: ReplayConfig, wanted: str | None) -> str:
+    """Simulate the main run of one arm at one load and return its steps in the Trace Event Format, as JSON text.
+
+    Raises:
+        InputError: see `pick_traced`.
+    """
+    item, name, arms = pick_traced(config, wanted)
+    study, loads = make_study(open_trace(config.trace), config, arms)
+    load = next(load for load in loads if load.name == name)
+    times, log = study.first_run(item, load)
+    return chrome_trace(log, times, f"{item.name} at {name}", study.pool)
 
 
 def _hash(model: CostModel) -> str:

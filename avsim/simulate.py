@@ -8,7 +8,6 @@ array operations. All arrays of a step are `[runs, reqs]`, per-slot arrays `[K, 
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -17,15 +16,17 @@ import numpy as np
 
 from avsim.confidence import ClosedLoopConfidence
 from avsim.costs.base import CostModel, CostTables, StepShape
+from avsim.costs.cliff import padding
 from avsim.errors import InputError
 from avsim.estimators.base import Estimator, EstimatorState
 from avsim.policies.base import NO_LOGIT_LIMIT, DraftPlan, Policy, StepBatch, StepOutcome
 from avsim.seats import Schedule, Seats
-from avsim.tally import RequestTimes, StepLog, StepSums, Tally, Totals
+from avsim.sizing import Sizing
+from avsim.tally import RequestTimes, StepLog, StepSums, Tally, Totals, Work
 from avsim.types import F32Array, F64Array, IntArray
 from avsim.workload import Pool, keyed_uniform
 
-__all__ = ["Arm", "RequestTimes", "SimulationResult", "StepLog", "Totals", "simulate"]
+__all__ = ["Arm", "Prompts", "RequestTimes", "SimulationResult", "StepLog", "Totals", "Work", "simulate"]
 
 Prompts = Literal["free", "own-step", "scheduled"]
 
@@ -52,6 +53,10 @@ class Arm:
             raise InputError(f"policy {self.policy.name} needs an estimator")
         if self.lag < 0:
             raise InputError(f"lag must be at least 0, not {self.lag}")
+        if getattr(self.policy, "hide_trimmed", False) and self.lag != 1:
+            raise InputError(
+                f"{self.policy.name}:hide-trimmed knows what was trimmed of the block before: lag must be 1"
+            )
         for name in ("overhead_ms", "overhead_us_per_req"):
             if not 0 <= getattr(self, name) < float("inf"):
                 raise InputError(f"{name} must be finite and ≥ 0, not {getattr(self, name)}")
@@ -62,8 +67,10 @@ class SimulationResult:
     """What the runs came to.
 
     Attributes:
-        full: totals over the steps with every seat taken; of an open loop, while requests were still to arrive.
+        full: totals over the steps with every seat taken; of an open loop, while requests were still to be seated.
         whole: totals over the whole run, the start and the drain included.
+        work, whole_work: what the engine did in the same two windows.
+        clock_ms, idle_ms: each run's clock at the end, and how much of it went by without a step, `[runs]`.
         states: the estimators' final states, one per run.
         times: of each request.
         log: the steps of run 0, if asked for.
@@ -71,6 +78,10 @@ class SimulationResult:
 
     full: Totals
     whole: Totals
+    work: Work
+    whole_work: Work
+    clock_ms: F64Array
+    idle_ms: F64Array
     states: list[EstimatorState]
     times: RequestTimes
     log: StepLog | None
@@ -93,6 +104,7 @@ def simulate(
     copies: int = 1,
     max_steps: int | None = None,
     first_position: int = 0,
+    places: int | None = None,
     log: bool = False,
 ) -> SimulationResult:
     """Serve request sequences until they are drained.
@@ -117,6 +129,8 @@ def simulate(
             that treat each request alone.
         max_steps: stop early.
         first_position: output position at which requests begin; those that are over before are left out.
+        places: in an open loop, how many of the C places to begin with, which is faster where few are taken; begun
+            again with twice as many where somebody would wait for one that is left out. The result is the same.
         log: keep every step of run 0.
 
     Raises:
@@ -124,40 +138,80 @@ def simulate(
             a token budget that a step or an unsplit prompt cannot fit in.
     """
     _check(pool, arm, concurrency, prompts, token_budget, chunked, copies, arrivals, first_position)
-    runs, num_slots = len(sequences), arm.policy.depth(pool.num_slots)
+    num_slots = arm.policy.depth(pool.num_slots)
     reader = truth if belief is None or arm.policy.uses_truth else belief
-    tables = _tables(reader, pool, concurrency, num_slots, token_budget)
     prefills = prompts == "scheduled"
-    seats = Seats(pool, sequences, concurrency, arrivals=arrivals, prefills=prefills, first_position=first_position)
+    tables = _tables(reader, pool, concurrency, num_slots, token_budget, prefills)
+    width = concurrency if arrivals is None or places is None else min(places, concurrency)
+    while True:
+        seats = Seats(pool, sequences, width, arrivals=arrivals, prefills=prefills, first_position=first_position)
+        result = _serve(
+            seats, arm, truth, tables, states=states, max_total_logits=max_total_logits, own_step=prompts == "own-step",
+            token_budget=token_budget, chunked=chunked, copies=copies, max_steps=max_steps, log=log,
+            all_places=width == concurrency,
+        )  # fmt: skip
+        if result is not None:
+            return result
+        width = min(2 * width, concurrency)
+
+
+def _serve(
+    seats: Seats,
+    arm: Arm,
+    truth: CostModel,
+    tables: CostTables,
+    *,
+    states: Sequence[EstimatorState] | None,
+    max_total_logits: int,
+    own_step: bool,
+    token_budget: int | None,
+    chunked: bool,
+    copies: int,
+    max_steps: int | None,
+    log: bool,
+    all_places: bool,
+) -> SimulationResult | None:
+    """Run the loop; None where somebody waits for a seat though more could be had."""
+    pool, num_slots, prefills = seats.pool, arm.policy.depth(seats.pool.num_slots), seats.prefills
+    runs, concurrency = seats.active.shape
     confidence = None
     if arm.policy.uses_confidence and arm.estimator is not None:
         start = states or [arm.estimator.start(num_slots)] * runs
         confidence = ClosedLoopConfidence(arm.estimator, pool, start, num_slots, concurrency, arm.uncensored)
-    sizing = _Sizing(arm.lag, (num_slots, runs, concurrency), steady=not (prefills or token_budget or arm.policy.plans))
+    uneven = prefills or token_budget is not None
+    sizing = Sizing(arm.lag, (num_slots, runs, concurrency), steady=not (uneven or arm.policy.plans))
     unread = np.broadcast_to(np.float32(1), (num_slots, runs, concurrency))
     memory = np.repeat(arm.policy.fresh_memory(num_slots)[:, None], runs, axis=1)
     remembers = len(memory) > 0
     last_admitted = np.full((runs, concurrency), num_slots)
-    tally, prefill = Tally(), np.zeros((2, runs))
+    tally, prefill = Tally(runs, copies, padding(truth)), np.zeros((2, runs))
+    nothing, idle, step = np.zeros(runs, dtype=np.int64), np.zeros(runs), np.zeros(runs, dtype=np.int64)
+    depth, everyone = np.full(runs, num_slots), np.ones(runs, dtype=bool)
+    charged = arm.overhead_ms > 0 or arm.overhead_us_per_req > 0
     kept = StepLog() if log else None
-    steps = 0
-    while seats.any_left and (max_steps is None or steps < max_steps):
-        seats.wake()
-        if prompts == "own-step" and seats.entering.any():
-            prefill += (charged := _prefill(truth, seats, copies))
-            seats.clock += charged[0]
-        last_admitted[seats.entering] = num_slots
+    while seats.any_left and (max_steps is None or step[0] < max_steps):
+        idled = seats.wake()
+        if not all_places and seats.somebody_waits:
+            return None
+        if own_step and seats.somebody_enters:
+            prefill += (entered := _prefill(truth, seats, copies))
+            seats.prefilled(entered[0])
+        if seats.somebody_enters:
+            last_admitted = np.where(seats.entering, num_slots, last_admitted)
         rows = seats.rows
         live = confidence.predict(rows, seats.age == 0) if confidence is not None else unread
         old = sizing.read(live, seats)
         verdicts = (pool.num_accepted[rows], seats.remaining) if arm.policy.uses_truth else (None, None)
-        depth = np.full(runs, num_slots)
         if arm.policy.plans:
-            depth = arm.policy.plan(_draft_plan(old, seats, tables, memory if remembers else None, verdicts))
-        plan = seats.schedule(depth[:, None], token_budget, chunked)
-        num_reqs = plan.scheduled.sum(axis=1) if prefills or token_budget else seats.num_active
-        sampling = (plan.decoding | plan.ends_prompt).sum(axis=1) if prefills or token_budget else num_reqs
-        target_tokens = (plan.decoding + plan.prompt_tokens).sum(axis=1) if prefills or token_budget else num_reqs
+            depth = arm.policy.plan(
+                _draft_plan(old, seats, tables, memory if remembers else None, verdicts, max_total_logits)
+            )
+        plan = seats.schedule(rows, depth[:, None], token_budget, chunked)
+        decoding = plan.decoding.sum(axis=1) if uneven else seats.num_active
+        num_reqs = plan.scheduled.sum(axis=1) if uneven else decoding
+        first_tokens = plan.ends_prompt.sum(axis=1) if prefills else nothing
+        prompt_tokens = plan.prompt_tokens.sum(axis=1) if prefills else nothing
+        sampling, target_tokens = decoding + first_tokens, decoding + prompt_tokens
         batch = StepBatch(
             live,
             old,
@@ -176,95 +230,69 @@ def simulate(
         sizing.record(live, seats, depth)
         admitted = arm.policy.admit(batch)
         accepted = np.minimum(pool.num_accepted[rows], admitted)  # 0 in an empty seat, which admits nothing
-        emitted = np.where(plan.decoding, np.minimum(accepted + 1, seats.remaining), 0)
-        verified = admitted.sum(axis=1)
+        emitted = np.where(plan.decoding, np.minimum(accepted + 1, seats.last - seats.position), 0)
+        verified, drafted = admitted.sum(axis=1), plan.num_drafted.sum(axis=1)
+        tokens = target_tokens + verified
         shape = StepShape(
             num_reqs * copies,
-            (target_tokens + verified) * copies,
-            seats.kv_tokens(plan.scheduled) * copies if truth.uses_kv else np.zeros(runs),
-            plan.prompt_tokens.sum(axis=1) if prefills else np.zeros(runs, dtype=np.int64),
+            tokens * copies,
+            seats.kv_tokens(plan.scheduled) * copies if truth.uses_kv else idle,
+            prompt_tokens * copies,
             depth,
             (sampling + verified) * copies,
+            step,
+            seats.clock,
         )
-        overhead = arm.overhead_ms + num_reqs * (arm.overhead_us_per_req * 1e-3)
-        ms = np.where(num_reqs > 0, truth.step_ms(shape, drafting=arm.policy.drafts) + overhead, 0.0)
-        first_tokens = plan.ends_prompt.sum(axis=1) if prefills else np.zeros(runs, dtype=np.int64)
+        ms = truth.step_ms(shape, drafting=arm.policy.drafts)
+        if charged:
+            ms = ms + arm.overhead_ms + num_reqs * (arm.overhead_us_per_req * 1e-3)
+        if not num_reqs.all():
+            ms = np.where(num_reqs > 0, ms, 0.0)  # a run that is over
         tally.lines.append(
             StepSums(
                 seats.num_active,
                 num_reqs,
-                plan.decoding.sum(axis=1),
-                plan.num_drafted.sum(axis=1),
+                decoding,
+                drafted,
                 verified,
                 accepted.sum(axis=1),
                 emitted.sum(axis=1) + first_tokens,
                 first_tokens,
-                (num_reqs > 0) & (seats.taken < seats.length),
+                tokens,
+                target_tokens + drafted,
+                prompt_tokens,
+                everyone if seats.arrivals is None else (num_reqs > 0) & (seats.taken < seats.length),
                 ms,
+                idle if idled is None else idled,
             )
         )
         if kept is not None and num_reqs[0]:
             read = live if confidence is not None else None
-            _keep(kept, seats, rows, plan, admitted, accepted, emitted, read, ms)
+            _keep(kept, seats, rows, plan, admitted, accepted, emitted, read, depth, ms)
         if confidence is not None:
             confidence.record(rows, admitted, plan.decoding)
         if remembers:
             outcome = StepOutcome(live, plan.num_drafted, admitted, accepted, emitted, depth, num_reqs, ms)
             memory = arm.policy.remember(memory, outcome)
         sizing.recording = plan.scheduled
-        last_admitted = np.where(plan.decoding, admitted, last_admitted)
+        last_admitted = np.where(plan.decoding, admitted, last_admitted) if uneven else admitted
         itl, tpot = seats.advance(plan, emitted, ms, kept is not None)
         if kept is not None and len(itl):
             kept.itl_ms.append(itl)
         if kept is not None and len(tpot):
             kept.tpot_ms.append(tpot)
-        steps += 1
-    whole = tally.whole(copies)
-    first = whole.first_tokens + prefill[1].astype(np.int64)
+        step = step + 1
+    whole, whole_work = tally.whole()
+    with_prompts = prefill[1].astype(np.int64)
     whole = replace(
-        whole, ms=whole.ms + prefill[0], emitted=whole.emitted + prefill[1].astype(np.int64), first_tokens=first
+        whole,
+        ms=whole.ms + prefill[0],
+        emitted=whole.emitted + with_prompts,
+        first_tokens=whole.first_tokens + with_prompts,
     )
-    full = tally.at_concurrency(copies, concurrency) if arrivals is None else tally.loaded(copies)
+    full, work = tally.at_concurrency(concurrency) if seats.arrivals is None else tally.loaded()
     final = confidence.finish() if confidence is not None else []
-    return SimulationResult(full, whole, final, seats.times, kept)
-
-
-class _Sizing:
-    """The confidences that budgets are chosen from: each seat's drafts as recorded `lag` records ago, 1 before that.
-
-    vLLM sizes on its slot table as it stood before the last record. So a request left out of a step is sized on its
-    live confidences next time, and one whose prompt took several steps on what was drafted amid the prompt. Where
-    every request drafts all slots in every step (`steady`), that is simply the block before.
-    """
-
-    def __init__(self, lag: int, shape: tuple[int, int, int], *, steady: bool):
-        self.lag, self.steady = lag, steady
-        self.history: deque[F32Array] = deque([np.ones(shape, dtype=np.float32)] * max(lag, 1), maxlen=max(lag, 1))
-        self.slot = np.arange(shape[0])[:, None, None]
-        self.records = np.zeros(shape[1:], dtype=np.int64)
-        self.recording = np.zeros(shape[1:], dtype=bool)
-
-    def read(self, live: F32Array, seats: Seats) -> F32Array:
-        """Return the sizing confidences of the blocks at hand."""
-        if self.lag == 0:
-            return live
-        if self.steady:
-            return np.where(seats.age >= self.lag, self.history[0], np.float32(1))
-        self.records[seats.entering] = 0
-        # A request that is prefilled for free was so in the step before.
-        self.recording[seats.entering] = not seats.prefills
-        return np.where(self.records >= self.lag, self.history[0], np.float32(1))
-
-    def record(self, live: F32Array, seats: Seats, depth: IntArray) -> None:
-        """Record the drafts at hand, which were made at the end of the step before."""
-        if self.lag == 0:
-            return
-        if self.steady:
-            self.history.append(live)
-            return
-        written = self.recording & (self.slot < depth[:, None])
-        self.history.append(np.where(written, live, self.history[-1]))
-        self.records += self.recording & (depth[:, None] > 0)
+    return SimulationResult(full, whole, work, whole_work, seats.clock, seats.idle_ms, final, seats.times, kept)
 
 
 def _check(
@@ -300,9 +328,13 @@ def _check(
         )
 
 
-def _tables(model: CostModel, pool: Pool, concurrency: int, num_slots: int, token_budget: int | None) -> CostTables:
+def _tables(
+    model: CostModel, pool: Pool, concurrency: int, num_slots: int, token_budget: int | None, prefills: bool
+) -> CostTables:
+    """Tabulate the model as far as a step can go."""
     kv = float((pool.prompt_len + pool.output_len / 2).mean())
-    tokens = max(concurrency * (num_slots + 1), token_budget or 0)
+    longest = int(pool.prompt_len.max()) if prefills and token_budget is None else 0
+    tokens = max(concurrency * max(num_slots + 1, longest), token_budget or 0)
     return model.tables(concurrency, tokens, kv_tokens_per_req=kv, depth=num_slots)
 
 
@@ -312,13 +344,14 @@ def _draft_plan(
     tables: CostTables,
     memory: F64Array | None,
     verdicts: tuple[IntArray | None, IntArray | None],
+    max_total_logits: int,
 ) -> DraftPlan:
     """Describe the step to come as it stands before drafting: every prompt in it counts with all that is left."""
     ready = seats.active & (seats.prompt_left == 0)
     tokens = (ready + np.where(seats.active, seats.prompt_left, 0)).sum(axis=1)
     return DraftPlan(
         sizing, ready, seats.num_active, seats.num_active, np.minimum(tokens, len(tables.verify) - 1), tables, memory,
-        verdicts[0], verdicts[1],
+        verdicts[0], verdicts[1], max_total_logits,
     )  # fmt: skip
 
 
@@ -340,10 +373,12 @@ def _keep(
     accepted: IntArray,
     emitted: IntArray,
     live: F32Array | None,
+    depth: IntArray,
     ms: F64Array,
 ) -> None:
     log.rows.append(rows[0])
     log.request.append(seats.request[0].copy())
+    log.turn.append(seats.turn[0].copy())
     log.prompt_tokens.append(plan.prompt_tokens[0])
     log.drafted.append(plan.num_drafted[0])
     log.admitted.append(admitted[0])
@@ -353,5 +388,6 @@ def _keep(
     log.emitted.append(emitted[0])
     log.start_ms.append(float(seats.clock[0]))
     log.ms.append(float(ms[0]))
+    log.depth.append(int(depth[0]))
     if live is not None:
         log.confidence.append(live[:, 0].copy())

@@ -1,12 +1,9 @@
-"""The replay command's job: every arm at every load, with intervals and verdicts."""
+"""One arm at one load: the requests, their resamples, the warm-up, and what came of it."""
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, replace
-from multiprocessing import get_context
 from typing import Any
 
 import numpy as np
@@ -17,17 +14,19 @@ from avsim.config import ReplayConfig
 from avsim.costs import CostModel, load
 from avsim.errors import InputError
 from avsim.estimators.base import EstimatorState
+from avsim.loads import Load, loads_of
 from avsim.metrics import savings
-from avsim.metrics.verdict import Verdict, judge, with_overhead
-from avsim.simulate import Arm, SimulationResult, Totals, simulate
+from avsim.metrics.serving import Measures, latency_details, measure
+from avsim.simulate import Arm, RequestTimes, SimulationResult, StepLog, Totals, simulate
 from avsim.sources.base import Trace
 from avsim.types import IntArray
 from avsim.workload import Pool, request_sequences, requests_for, resample_units, split_units
 
-__all__ = ["ArmAtLoad", "NamedArm", "Study", "build_arms", "max_total_logits", "pick_totals", "run_closed"]
+__all__ = [
+    "ArmAtLoad", "Halves", "NamedArm", "Study", "build_arms", "make_study", "max_total_logits", "pick_totals",
+]  # fmt: skip
 
-_WARM, _WHOLE, _CALIBRATION, _JUDGED = 1, 2, 3, 4
-_Progress = Callable[[int, int, str], None]
+_WARM, _WHOLE, _CALIBRATION, _JUDGED, _ARRIVE = 1, 2, 3, 4, 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,16 +41,33 @@ class NamedArm:
     def fixed(self) -> bool:
         return isinstance(self.arm.policy, policies.FixedDepth)
 
+    @property
+    def reads_tables(self) -> bool:
+        """Whether its decisions may depend on step costs."""
+        return not isinstance(self.arm.policy, policies.FixedDepth | policies.NoDrafting | policies.Threshold)
+
+
+@dataclass(frozen=True, slots=True)
+class Halves:
+    """What one arm came to at one load: on all requests, on the judged half, and on the half that chooses."""
+
+    whole: Measures
+    judged: Measures
+    calibration: Measures | None
+
+    @property
+    def parts(self) -> list[Measures]:
+        """Whichever there are."""
+        return [part for part in (self.whole, self.judged, self.calibration) if part is not None]
+
 
 @dataclass(frozen=True, slots=True)
 class ArmAtLoad:
-    """All runs of one arm at one load; run 0 of each total is the sample itself, the others are replicates."""
+    """One arm at one load: its runs, and run 0 in detail."""
 
     name: str
-    concurrency: int
-    whole: Totals
-    calibration: Totals | None
-    judged: Totals
+    load: str
+    halves: Halves
     details: dict[str, Any]
     steps: pl.DataFrame
     reliability: pl.DataFrame | None
@@ -59,7 +75,7 @@ class ArmAtLoad:
 
 @dataclass(frozen=True)
 class Study:
-    """A closed-loop study on loaded inputs."""
+    """A study on loaded inputs."""
 
     pool: Pool
     truth: CostModel
@@ -78,58 +94,89 @@ class Study:
         rng = np.random.default_rng([self.config.seed, 0xB007, len(requests), int(requests[0])])
         return [requests] + [resample_units(requests, self.pool.unit, rng) for _ in range(self.config.bootstrap)]
 
-    def run(self, named: NamedArm, concurrency: int) -> ArmAtLoad:
+    def run(self, named: NamedArm, load: Load) -> ArmAtLoad:
         """Simulate one arm at one load: whole pool, judged half, and for fixed depths the calibration half."""
         arm = named.arm
-        samples, states = self.samples(_WHOLE), self._warm(arm, _WHOLE, concurrency)
+        samples, states = self.samples(_WHOLE), self._warm(arm, _WHOLE, load)
         if arm.estimator is not None and arm.policy.uses_confidence:
             # One more run beside run 0, on the same requests, from a cold start.
             cold = arm.estimator.start(self.pool.num_slots)
             samples, states = [*samples, samples[0]], [*(states or [cold] * len(samples)), cold]
         runs = [*range(self.config.bootstrap + 1), 0][: len(samples)]
-        result = self._simulate(arm, samples, _WHOLE, concurrency, runs=runs, states=states, log=True)
-        kept = np.arange(self.config.bootstrap + 1)
-        halves = {part: self.samples(part) for part in (_JUDGED, _CALIBRATION)}
-        warm = self._warm(arm, _CALIBRATION, concurrency)
-        judged = self._simulate(arm, halves[_JUDGED], _JUDGED, concurrency, states=warm).full
+        result = self._simulate(arm, samples, _WHOLE, load, runs=runs, states=states, log=True)
+        measures = self._measure(result, load)
+        halves = self._halves(named, load, measures.pick(np.arange(self.config.bootstrap + 1)))
+        details, steps, reliability = self._details(named, load, result, measures)
+        return ArmAtLoad(named.name, load.name, halves, details, steps, reliability)
+
+    def vary(self, named: NamedArm, load: Load) -> Halves:
+        """Simulate as `run` does, without details."""
+        states = self._warm(named.arm, _WHOLE, load)
+        result = self._simulate(named.arm, self.samples(_WHOLE), _WHOLE, load, states=states)
+        return self._halves(named, load, self._measure(result, load))
+
+    def first_run(self, named: NamedArm, load: Load) -> tuple[RequestTimes, StepLog]:
+        """Return the requests' times and the steps of run 0 of `run`."""
+        sample = self.samples(_WHOLE)[:1]
+        states = self._warm(named.arm, _WHOLE, load, runs=1)
+        result = self._simulate(named.arm, sample, _WHOLE, load, states=states, log=True)
+        assert result.log is not None
+        return self._seen(result, load), result.log
+
+    def _halves(self, named: NamedArm, load: Load, whole: Measures) -> Halves:
+        warm = self._warm(named.arm, _CALIBRATION, load)
+        judged = self._simulate(named.arm, self.samples(_JUDGED), _JUDGED, load, states=warm)
         calibration = None
         if named.fixed:
-            calibration = self._simulate(arm, halves[_CALIBRATION], _CALIBRATION, concurrency).full
-        details, steps, reliability = self._details(named, concurrency, result)
-        return ArmAtLoad(
-            named.name, concurrency, result.full.pick(kept), calibration, judged, details, steps, reliability
-        )
+            result = self._simulate(named.arm, self.samples(_CALIBRATION), _CALIBRATION, load)
+            calibration = self._measure(result, load)
+        return Halves(whole, self._measure(judged, load), calibration)
+
+    def _measure(self, result: SimulationResult, load: Load) -> Measures:
+        return measure(_windowed(result), self._seen(result, load))
+
+    @staticmethod
+    def _seen(result: SimulationResult, load: Load) -> RequestTimes:
+        """Return the times as clients see them, who wait where there are more of them than seats."""
+        return result.times.behind(load.clients) if load.clients is not None and load.waits else result.times
 
     def _simulate(
         self,
         arm: Arm,
         samples: list[IntArray],
         part: int,
-        concurrency: int,
+        load: Load,
         *,
         runs: Sequence[int] | None = None,
         states: list[EstimatorState] | None = None,
         log: bool = False,
     ) -> SimulationResult:
-        seeds = [[self.config.seed, part, concurrency, run] for run in runs or range(len(samples))]
-        return self._serve(arm, request_sequences(samples, 8 * concurrency, seeds), concurrency, states=states, log=log)
+        runs = runs or range(len(samples))
+        seeds = [[self.config.seed, part, load.key, run] for run in runs]
+        sequences = request_sequences(samples, load.num_requests, seeds)
+        sequences = load.in_order(sequences, runs, whole=part == _WHOLE)
+        arrive = [[self.config.seed, _ARRIVE, part, run] for run in runs]
+        return self._serve(arm, sequences, load, arrive, states=states, log=log)
 
-    def _warm(self, arm: Arm, part: int, concurrency: int) -> list[EstimatorState] | None:
+    def _warm(self, arm: Arm, part: int, load: Load, runs: int | None = None) -> list[EstimatorState] | None:
         """Let the estimator serve the part's requests, in another order, until it has refitted `warm_refits` times."""
         if not arm.policy.uses_confidence or arm.estimator is None or self.config.warm_refits == 0:
             return None
         steps = self.config.warm_refits * arm.estimator.refit_interval
-        minimum = requests_for(self.pool, concurrency, steps)
-        samples = self.samples(part)
-        seeds = [[self.config.seed, _WARM, part, concurrency, run] for run in range(len(samples))]
+        busy = load.seats if load.process is None else min(load.seats, 4 * load.busy)
+        minimum = requests_for(self.pool, busy, steps)
+        samples = self.samples(part)[:runs]
+        seeds = [[self.config.seed, _WARM, part, load.key, run] for run in range(len(samples))]
+        arrive = [[self.config.seed, _ARRIVE, _WARM, part, run] for run in range(len(samples))]
         sequences = request_sequences(samples, minimum, seeds)
-        return self._serve(arm, sequences, concurrency, max_steps=steps).states
+        return self._serve(arm, sequences, load, arrive, max_steps=steps).states
 
     def _serve(
         self,
         arm: Arm,
         sequences: IntArray,
-        concurrency: int,
+        load: Load,
+        arrive: list[list[int]],
         *,
         states: list[EstimatorState] | None = None,
         max_steps: int | None = None,
@@ -139,26 +186,28 @@ class Study:
             self.pool,
             arm,
             sequences,
-            concurrency,
+            load.seats,
             self.truth,
+            arrivals=load.arrivals_ms(sequences.shape[1], arrive),
             belief=self.belief,
             states=states,
             max_total_logits=self.logits,
+            prompts=self.config.prompt_mode,
+            token_budget=self.config.token_budget,
+            chunked=self.config.chunked_prefill,
             max_steps=max_steps,
+            places=2 * load.busy + 8,
             log=log,
         )
 
     def _details(
-        self,
-        named: NamedArm,
-        concurrency: int,
-        result: SimulationResult,
+        self, named: NamedArm, load: Load, result: SimulationResult, measures: Measures
     ) -> tuple[dict[str, Any], pl.DataFrame, pl.DataFrame | None]:
         arm, log = named.arm, result.log
         assert log is not None
         num_slots = arm.policy.depth(self.pool.num_slots)
         path = savings.flatten_log(log)
-        full, run = result.full, 0
+        full, run = measures.totals, 0
         cold = full.throughput_tok_s[-1] if arm.policy.uses_confidence else None
         details: dict[str, Any] = {
             "policy": named.name,
@@ -171,41 +220,54 @@ class Study:
             "throughput_cold_start_tok_s": float(cold) if cold is not None else None,
             "tpot_ms": savings.tpot_ms(log),
             "acceptance_length": 1 + float(full.accepted[run] / full.blocks[run]),
-            "emitted_tokens_per_request_step": float(full.emitted[run] / full.blocks[run]),
+            "emitted_tokens_per_request_step": float((full.emitted - full.first_tokens)[run] / full.blocks[run]),
             "acceptance": savings.acceptance(full, self.pool, path, num_slots),
             "drafted_slots": int(full.drafted[run]),
             "verified_slots": int(full.admitted[run]),
             "wasted_slots": int(full.admitted[run] - full.accepted[run]),
             "verified_share": float(full.admitted[run] / full.drafted[run]) if full.drafted[run] else None,
             "steps_at_full_concurrency": int(full.steps[run]),
-            "step_ms": float(full.ms[run] / full.steps[run]),
+            "step_ms": float(measures.work.busy_ms[run] / full.steps[run]),
             "step_regret_pct": None,
             "confidence": None,
         }
+        replicates = measures.pick(np.arange(self.config.bootstrap + 1))
+        details |= latency_details(
+            self._seen(result, load), log, replicates, float(result.clock_ms[run]), waits=load.waits,
+            scheduled=self.config.prompt_mode == "scheduled",
+        )  # fmt: skip
         reliability = None
-        if arm.policy.drafts and num_slots == self.pool.num_slots:
-            regret = savings.step_regret_pct(path, self.pool, self.truth, concurrency, num_slots)
+        plain = load.process is None and self.config.token_budget is None and not arm.policy.plans
+        if plain and arm.policy.drafts and num_slots == self.pool.num_slots:
+            regret = savings.step_regret_pct(path, self.pool, self.truth, load.seats, num_slots)
             details["step_regret_pct"] = regret
         if arm.policy.uses_confidence:
             calibration = savings.score_confidences(log, self.pool, path, num_slots)
             state = result.states[0]
             details["confidence"] = calibration.summary() | {"refits": state.refits, "state": state.to_json()["params"]}
-            reliability = _reliability_frame(calibration, named.name, concurrency)
-        return details, savings.steps_frame(path, self.pool, named.name, concurrency), reliability
+            reliability = _reliability_frame(calibration, named.name, load)
+        return details, savings.steps_frame(log, path, self.pool, named.name, load.name, load.clients), reliability
+
+
+def _windowed(result: SimulationResult) -> SimulationResult:
+    """Count the whole run where some run was never at full load: all requests were seated as they came."""
+    if (result.full.steps > 0).all():
+        return result
+    return replace(result, full=result.whole, work=result.whole_work)
 
 
 def _bound(arm: Arm) -> bool:
     return arm.estimator is not None and arm.estimator.uses_truth
 
 
-def _reliability_frame(calibration: Any, policy: str, concurrency: int) -> pl.DataFrame:
+def _reliability_frame(calibration: Any, policy: str, load: Load) -> pl.DataFrame:
     parts = []
     for slot in [None, *range(calibration.num_slots)]:
         lines = calibration.reliability(slot)
         for line in lines:
-            parts.append({"policy": policy, "concurrency": concurrency, "slot": slot} | line)
+            parts.append({"policy": policy, "load": load.name, "concurrency": load.clients, "slot": slot} | line)
     schema = {
-        "policy": pl.String, "concurrency": pl.Int32, "slot": pl.Int32,
+        "policy": pl.String, "load": pl.String, "concurrency": pl.Int32, "slot": pl.Int32,
         "confidence": pl.Float64, "acceptance": pl.Float64, "count": pl.Int64,
     }  # fmt: skip
     return pl.DataFrame(parts, schema=schema)
@@ -233,7 +295,11 @@ def build_arms(config: ReplayConfig, num_slots: int) -> list[NamedArm]:
             raise InputError(f"policy {name} needs an estimator: pass --estimator")
         for estimator in readers:
             full = name if len(readers) == 1 else f"{name} + {registry.format_spec(estimator)}"
-            arms[full] = NamedArm(full, Arm(policy, estimator, config.lag), judged)
+            arm = Arm(
+                policy, estimator, config.lag, overhead_ms=config.av_overhead_ms or 0.0,
+                overhead_us_per_req=config.av_overhead_us_per_req or 0.0,
+            )  # fmt: skip
+            arms[full] = NamedArm(full, arm, judged)
     return list(arms.values())
 
 
@@ -246,81 +312,23 @@ def max_total_logits(vocab: int | None) -> int:
     return policies.NO_LOGIT_LIMIT if vocab is None else max(1, 2**30 // (4 * vocab))
 
 
-def run_closed(
-    trace: Trace, config: ReplayConfig, arms: list[NamedArm], *, progress: _Progress, workers: int | None = None
-) -> dict[int, dict[str, ArmAtLoad]]:
-    """Simulate every arm at every load, over worker processes; the result does not depend on their number."""
+def make_study(trace: Trace, config: ReplayConfig, arms: Sequence[NamedArm]) -> tuple[Study, list[Load]]:
+    """Load what a config names.
+
+    Raises:
+        InputError: a trace that is not dense or lacks a feature, or a load that it cannot serve.
+    """
     wanted = sorted({name for item in arms if item.arm.estimator for name in item.arm.estimator.features})
     pool = Pool.from_trace(trace, wanted, num_slots=config.num_slots)
     truth, belief = load(config.cost), load(config.belief) if config.belief else None
     vocab = config.vocab or truth.card.vocab_size or trace.card.vocab_size
     study = Study(pool, truth, belief, config, max_total_logits(vocab))
-    jobs = [(item, load) for load in config.concurrency for item in arms]
-    # The heaviest first, so that no worker is left alone with one at the end.
-    jobs.sort(key=lambda job: (not job[0].arm.policy.uses_confidence, -job[1]))
-    found: dict[int, dict[str, ArmAtLoad]] = {load: {} for load in config.concurrency}
-    for done, result in enumerate(_results(study, jobs, workers or min(len(jobs), os.cpu_count() or 1)), 1):
-        found[result.concurrency][result.name] = result
-        progress(done, len(jobs), f"{result.name} at {result.concurrency}")
-    return found
+    column = trace.requests["arrival_s"] if "arrival_s" in trace.requests.columns else None
+    arrival_s = None if column is None or column.null_count() else column.to_numpy()
+    return study, loads_of(config, pool, truth, arrival_s)
 
 
-def _results(study: Study, jobs: list[tuple[NamedArm, int]], workers: int) -> Iterable[ArmAtLoad]:
-    if workers == 1:
-        for named, concurrency in jobs:
-            yield study.run(named, concurrency)
-        return
-    with ProcessPoolExecutor(workers, get_context("spawn"), initializer=_set_study, initargs=(study,)) as executor:
-        futures = [executor.submit(_run_job, *job) for job in jobs]
-        for future in futures:
-            yield future.result()
-
-
-_study: Study | None = None
-
-
-def _set_study(study: Study) -> None:
-    global _study
-    _study = study
-
-
-def _run_job(named: NamedArm, concurrency: int) -> ArmAtLoad:
-    assert _study is not None
-    return _study.run(named, concurrency)
-
-
-def verdicts_at_load(
-    arms: list[NamedArm], results: dict[str, ArmAtLoad], num_sources: tuple[int, int], overhead_ms: float | None
-) -> list[Verdict]:
-    """Judge each judged arm against `none`, and against the best fixed depth.
-
-    The best depth is chosen on the calibration half and compared on the judged half, again in every replicate.
-
-    Args:
-        num_sources: distinct source requests in the whole pool and in the judged half.
-    """
-    found = []
-    fixed = [results[item.name] for item in arms if item.fixed]
-    for item in arms:
-        if not item.judged or item.name == "none":
-            continue
-        charged = overhead_ms if item.arm.policy.uses_confidence else 0.0
-        mine = results[item.name]
-        if "none" in results:
-            base = results["none"].whole
-            found.append(judge(item.name, "none", mine.whole, base, num_sources[0], charged))
-        if fixed:
-            best = np.array([r.calibration.throughput_tok_s for r in fixed if r.calibration is not None]).argmax(axis=0)
-            chosen = pick_totals([r.judged for r in fixed], best)
-            against = f"best fixed ({fixed[best[0]].name})"
-            verdict = judge(item.name, against, mine.judged, chosen, num_sources[1], charged)
-            ceiling = max(float(result.whole.throughput_tok_s[0]) for result in fixed)
-            hindsight = float(with_overhead(mine.whole, charged or 0.0)[0]) / ceiling
-            found.append(replace(verdict, hindsight_ratio=hindsight))
-    return found
-
-
-def pick_totals(totals: list[Totals], choice: IntArray) -> Totals:
+def pick_totals(totals: Sequence[Totals], choice: IntArray) -> Totals:
     """Return, for every run, the totals of the arm chosen for it; `choice` is `[runs]`."""
     stacked = {item.name: np.stack([getattr(total, item.name) for total in totals]) for item in fields(Totals)}
     return Totals(**{name: column[choice, np.arange(len(choice))] for name, column in stacked.items()})

@@ -2,8 +2,9 @@
 
 The verdict table comes from demo-run/summary.json, the traces from their cards and blocks, the estimators' ranks from
 the results of experiments/estimator-bakeoff, the tree from the first line of each module's docstring, the table in
-docs/losslessness.md from `avsim check lossless`, the presets in docs/cost-models.md from their files, and the published
-results in docs/validation.md from experiments/published (`avsim experiment run experiments/published --update` first).
+docs/losslessness.md from `avsim check lossless`, the plans in docs/planning.md from their commands, the presets in
+docs/cost-models.md from their files, and the published results in docs/validation.md from experiments/published
+(`avsim experiment run experiments/published --update` first).
 `--check` changes nothing and fails if the tree is out of date.
 """
 
@@ -13,6 +14,7 @@ import ast
 import json
 import os
 import re
+import shlex
 import subprocess
 import sys
 import tomllib
@@ -97,11 +99,11 @@ def ranks() -> str:
     return str(tally(read(folder / "results" / "scores.csv")))
 
 
-def lossless() -> str:
-    """Return what `avsim check lossless` prints."""
-    command = [sys.executable, "-m", "avsim", "check", "lossless"]
+def shown(*arguments: str) -> str:
+    """Return what an avsim command prints, as a block."""
+    command = [sys.executable, "-m", "avsim", *arguments]
     text = subprocess.run(
-        command, check=True, capture_output=True, text=True, env=os.environ | {"NO_COLOR": "1"}
+        command, cwd=ROOT, check=True, capture_output=True, text=True, env=os.environ | {"NO_COLOR": "1"}
     ).stdout
     return "\n".join(["```text", *(line.rstrip() for line in text.splitlines()), "```"])
 
@@ -119,6 +121,15 @@ def published() -> str:
         result = f"**{row['status']}**: {row['finding']}"
         lines.append(f"| {link} | {row['title']} | {row['kind']} | {row['pass_if']} | {result} |")
     return "\n".join(lines)
+
+
+def plans() -> None:
+    """Refresh the plans in docs/planning.md: each mark is its own command."""
+    page = ROOT / "docs" / "planning.md"
+    text = page.read_text(encoding="utf-8")
+    for mark in re.findall(r"<!-- (avsim plan [^>]*) -->", text):
+        text = put(text, re.escape(mark), shown(*shlex.split(mark)[1:]))
+    page.write_text(text, encoding="utf-8")
 
 
 def presets() -> str:
@@ -145,12 +156,13 @@ def main() -> None:
         new = put(new, mark, content)
     README.write_text(new, encoding="utf-8")
     for name, mark, made in (
-        ("losslessness", "avsim check lossless", lossless),
+        ("losslessness", "avsim check lossless", lambda: shown("check", "lossless")),
         ("cost-models", "presets", presets),
         ("validation", "published", published),
     ):
         page = ROOT / "docs" / f"{name}.md"
         page.write_text(put(page.read_text(encoding="utf-8"), mark, made()), encoding="utf-8")
+    plans()
 
 
 if __name__ == "__main__":

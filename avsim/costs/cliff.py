@@ -64,8 +64,9 @@ def without_cliff(model: CostModel) -> CostModel | None:
         base = without_cliff(model.base)
         if base is None:
             return None
-        known = {"no_cliff": False} if isinstance(model, DistortedCost) else {}
-        return replace(model, base=base, **known)
+        if isinstance(model, DistortedCost):
+            return replace(model, base=base, no_cliff=False)
+        return replace(model, base=base)
     if isinstance(model, RooflineCost):
         return replace(model, capture_limit=_NO_LIMIT) if model.capture_limit else None
     return _continued(model) if isinstance(model, CurveCost) and model.capture_limit else None

@@ -151,7 +151,9 @@ def _rates(pool: Pool, rows: IntArray, budget: IntArray, truth: CostModel, num_s
     def rate(budgets: IntArray) -> F64Array:
         size = np.full(budgets.size, reqs)
         kv = np.broadcast_to(held, budgets.shape).ravel().astype(np.float64)
-        shape = StepShape(size, (reqs + budgets).ravel(), kv, np.zeros_like(size))
+        shape = StepShape(
+            size, (reqs + budgets).ravel(), kv, np.zeros_like(size), draft_depth=np.full(budgets.size, num_slots)
+        )
         tokens = reqs + np.minimum(budgets, useful)
         return tokens / truth.step_ms(shape, drafting=True).reshape(budgets.shape)
 
@@ -169,19 +171,25 @@ def _remaining(pool: Pool, rows: IntArray) -> IntArray:
     return pool.output_len[request] - 1 - (rows - pool.start[request])
 
 
-def steps_frame(path: Path, pool: Pool, policy: str, concurrency: int) -> pl.DataFrame:
-    """Return one row per step: sizes, verified, accepted and emitted tokens, and time."""
+def steps_frame(log: StepLog, path: Path, pool: Pool, policy: str, load: str, concurrency: int | None) -> pl.DataFrame:
+    """Return one row per step: sizes, verified, accepted and emitted tokens, and time.
+
+    `num_reqs` counts those with a block verified; `emitted_tokens` leaves first tokens out, which come with prompts.
+    """
     accepted = np.where(path.active, np.minimum(pool.num_accepted[path.rows], path.admitted), 0).sum(axis=1)
     verified = path.admitted.sum(axis=1)
     return pl.DataFrame(
         {
             "policy": pl.repeat(policy, len(path.ms), eager=True),
-            "concurrency": np.full(len(path.ms), concurrency, dtype=np.int32),
+            "load": pl.repeat(load, len(path.ms), eager=True),
+            "concurrency": pl.repeat(concurrency, len(path.ms), eager=True, dtype=pl.Int32),
             "step": np.arange(len(path.ms), dtype=np.int64),
             "num_reqs": path.num_reqs.astype(np.int32),
+            "prompt_tokens": np.stack(log.prompt_tokens).sum(axis=1).astype(np.int32),
             "verified_drafts": verified.astype(np.int32),
             "accepted_drafts": accepted.astype(np.int32),
             "emitted_tokens": path.emitted.sum(axis=1).astype(np.int32),
+            "start_ms": np.array(log.start_ms),
             "step_ms": path.ms,
         }
     )

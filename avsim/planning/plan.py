@@ -2,30 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
 
-from avsim.costs.base import CostModel, CostTables, StepShape
+from avsim.costs.base import CostModel
 from avsim.costs.cliff import capture_limit, without_cliff
 from avsim.errors import InputError
 from avsim.metrics.verdict import PUBLISHED_OVERHEAD_MS
-from avsim.planning.acceptance import Acceptance
+from avsim.planning.crossover import Crossover, crossover
 from avsim.planning.expected import expected_step
-from avsim.planning.infer import Priors
-from avsim.planning.population import BLOCK_SHARE, Latents, Population, Spread, spread_for_auc
+from avsim.planning.given import PlanInput
+from avsim.planning.population import Population
 from avsim.planning.predict import Word, word_for
-from avsim.policies import NO_LOGIT_LIMIT, Adaptive
+from avsim.planning.step_costs import StepCosts
+from avsim.planning.unknowns import Draws, draw_unknowns
+from avsim.policies import Adaptive
 from avsim.types import F64Array
 
-__all__ = ["AtLoad", "Plan", "PlanInput", "Quantiles", "make_plan"]
+__all__ = ["AtLoad", "FixedAtLoad", "Plan", "Quantiles", "make_plan"]
 
-_CELLS = 1024  # blocks behind one expectation
+_CELLS = 2048  # blocks behind one expectation; each draw has its own, so that intervals hold their noise
 _GRID = tuple(sorted({round(2 ** (i / 2)) for i in range(21)}))  # 1 to 1024 requests
-COST_SD = {"measured": 0.05, "published": 0.05, "fitted": 0.1, "roofline": 0.3}
-"""How far the cost of drafting and of verifying drafts may be off, as a sd of its logarithm, by the card's kind."""
+_COARSE, _COARSE_DRAWS = tuple(2**i for i in range(11)), 40  # for adaptive verification, which has no closed form
+_Progress = Callable[[int, int, str], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,73 +45,50 @@ class Quantiles:
         return cls(float(middle), float(low), float(high))
 
 
-@dataclass(frozen=True)
-class PlanInput:
-    """What is known: acceptance, step costs, and how good confidences are.
+@dataclass(frozen=True, slots=True)
+class FixedAtLoad:
+    """One depth at one load; depth 0 is plain decoding. Ratios are of throughput.
 
-    Attributes:
-        acceptance: per position.
-        cost: step costs of target and drafter.
-        context_tokens: cached tokens of a request, on average.
-        auc, auc_sd: AUC of the confidences at a slot, and how sure that is; None: the priors' spread.
-        request_share, request_share_sd: see `Spread`; None: the priors'.
-        cost_sd: of the logarithm of drafting and verification costs; None: by the kind of the cost card.
-        max_total_logits: see `StepBatch`.
-        draws: of everything that is not known.
+    `best_in` is the share of the draws in which it is the best depth of all.
     """
 
-    acceptance: Acceptance
-    cost: CostModel
-    context_tokens: float = 1024.0
-    auc: float | None = None
-    auc_sd: float = 0.04
-    request_share: float | None = None
-    cost_sd: float | None = None
-    overhead_ms: float | None = None
-    max_total_logits: int = NO_LOGIT_LIMIT
-    draws: int = 100
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        if self.draws < 20:
-            raise InputError(f"draws must be at least 20 for an interval, not {self.draws}")
-        if not (np.isfinite(self.context_tokens) and self.context_tokens >= 0):
-            raise InputError(f"context must be finite and ≥ 0 tokens, not {self.context_tokens}")
-        if self.cost_sd is not None and not 0 <= self.cost_sd < 2:
-            raise InputError(f"cost uncertainty is a sd of the logarithm from 0 to 2, not {self.cost_sd}")
-        if self.request_share is not None and not 0 <= self.request_share <= 1 - BLOCK_SHARE:
-            raise InputError(f"request share lies between 0 and {1 - BLOCK_SHARE:g}, not {self.request_share}")
-        if self.overhead_ms is not None and not 0 <= self.overhead_ms < float("inf"):
-            raise InputError(f"av overhead must be finite and ≥ 0 ms, not {self.overhead_ms}")
-
-    @property
-    def log_cost_sd(self) -> float:
-        return COST_SD.get(self.cost.card.kind, 0.1) if self.cost_sd is None else self.cost_sd
+    depth: int
+    acceptance_length: float
+    throughput_tok_s: Quantiles
+    over_none: Quantiles
+    adaptive_over_it: Quantiles
+    best_in: float
 
 
 @dataclass(frozen=True, slots=True)
 class AtLoad:
-    """One load.
+    """One load. Ratios are of throughput.
 
-    `best_fixed` is the depth with the highest median throughput (0: plain decoding); `best_share` in how many draws
-    it is the best depth of all. Ratios are of throughput. `break_even_length` is the acceptance length at which
-    `best_fixed` (or, where plain decoding wins, depth 1) would equal plain decoding, beside what is had there.
-    `cliff_share` is the part of adaptive's gain over the best fixed arm that is gone once the capture limit costs
-    nothing; None where no limit is reached or there is no gain.
+    Attributes:
+        fixed: every depth, plain decoding first.
+        best_fixed: the depth with the highest median throughput; 0: plain decoding.
+        adaptive_tok_s: throughput of adaptive verification, which drafts every position that is given.
+        over_tuned, word: adaptive over the best of plain decoding and all depths, tuned anew in each draw.
+        over_none, word_over_none: adaptive over plain decoding.
+        verified: share of the drafted slots that adaptive verifies.
+        drafting_depth: the best depth that drafts.
+        break_even_length: acceptance length at which that depth would equal plain decoding.
+        cliff_share: part of the logarithm of `over_tuned` that is gone once the capture limit costs nothing, for both
+            sides and with depths tuned anew; None where a full step stays within the limit, or without a gain.
+        outside: how a full step leaves the range that the costs were measured in.
     """
 
     concurrency: int
+    fixed: tuple[FixedAtLoad, ...]
     best_fixed: int
-    best_share: float
-    fixed_over_none: Quantiles
-    fixed_tok_s: Quantiles
-    adaptive_over_fixed: Quantiles
-    adaptive_over_none: Quantiles
+    adaptive_tok_s: Quantiles
+    over_tuned: Quantiles
     word: Word
-    break_even_depth: int
-    break_even_length: float
-    length_there: float
-    verified_share: float
+    over_none: Quantiles
+    word_over_none: Word
+    verified: Quantiles
+    drafting_depth: int
+    break_even_length: Quantiles
     cliff_share: Quantiles | None
     outside: str | None
 
@@ -119,174 +98,180 @@ class AtLoad:
 
 @dataclass(frozen=True)
 class Plan:
-    """A plan at several loads, and the concurrency from which plain decoding is best (None: nowhere up to 1024)."""
+    """A plan at several loads, and from where plain decoding is ahead of the best depth and of adaptive verification.
+
+    `calibration_error` is the mean distance of the confidences read from what they should be, over reached slots.
+    """
 
     given: PlanInput
     loads: tuple[AtLoad, ...]
-    crossover: int | None
-    crossover_range: tuple[int | None, int | None]
+    fixed_crossover: Crossover
+    adaptive_crossover: Crossover
     auc: Quantiles
-    notes: tuple[str, ...] = field(default=())
+    calibration_error: Quantiles
 
 
-@dataclass(frozen=True)
-class _Draw:
-    """One draw of what is not known: spread of the confidences, and factors of verification and drafting costs."""
+@dataclass(frozen=True, slots=True)
+class _Steps:
+    """Adaptive verification in each draw: tokens emitted and ms per step (before level), share verified, `[draws]`."""
 
-    spread: Spread
-    verify: float
-    draft: float
+    emitted: F64Array
+    ms: F64Array
+    verified: F64Array
+
+    def tok_s(self, draws: Draws, overhead_ms: float) -> F64Array:
+        level, model = (factor[: len(self.ms)] for factor in (draws.level, draws.model))
+        return model * self.emitted / (level * self.ms + overhead_ms) * 1e3
 
 
-def make_plan(given: PlanInput, loads: Sequence[int]) -> Plan:
+def make_plan(given: PlanInput, loads: Sequence[int], *, progress: _Progress = lambda done, total, what: None) -> Plan:
     """Plan for several loads.
 
-    Each draw fixes confidence quality and cost factors; fixed depths and adaptive verification are then compared on
-    the same blocks. Fixed arms follow in closed form, adaptive verification in expectation over drawn steps.
+    Each draw fixes the quality of confidences, requests and costs. Fixed depths follow in closed form, adaptive
+    verification in expectation over steps of drawn requests whose mean acceptance is exact.
 
     Raises:
-        InputError: no load, or one below 1.
+        InputError: no load, one below 1 or one twice.
     """
-    if not loads or min(loads) < 1:
-        raise InputError(f"concurrency must be a list of numbers of at least 1, not {list(loads)}")
-    draws = _draw(given)
-    at = tuple(_at_load(given, draws, load) for load in loads)
-    grid = np.array(
-        [_fixed(given, draws, load)[:, 1:].max(axis=1) / _fixed(given, draws, load)[:, 0] for load in _GRID]
+    if not loads or min(loads) < 1 or len(set(loads)) < len(loads):
+        raise InputError(f"concurrency must be a list of different numbers of at least 1, not {list(loads)}")
+    draws = draw_unknowns(given)
+    smooth = without_cliff(given.cost)
+    jobs = [(load, given.cost, len(draws)) for load in loads]
+    jobs += [(load, given.cost, min(_COARSE_DRAWS, len(draws))) for load in _COARSE if load not in loads]
+    jobs += [(load, smooth, len(draws)) for load in loads if smooth is not None and _past_limit(given, load)]
+    steps, errors = _adaptive(given, draws, jobs, progress)
+    at = tuple(
+        _at_load(given, draws, load, steps[load, False, len(draws)], smooth, steps.get((load, True, len(draws))))
+        for load in loads
     )
-    reqs = _latents(given.acceptance.num_slots, 64)
-    auc = [Population.make(given.acceptance.conditional, d.spread, reqs).auc().mean() for d in draws]
     return Plan(
         given,
         at,
-        _crossover(np.median(grid, axis=1)),
-        (_crossover(np.percentile(grid, 2.5, axis=1)), _crossover(np.percentile(grid, 97.5, axis=1))),
-        Quantiles.of(np.array(auc)),
-        given.acceptance.notes,
+        crossover(_GRID, np.array([_best_over_none(given, draws, load) for load in _GRID])),
+        _adaptive_crossover(given, draws, steps, loads),
+        Quantiles.of(draws.auc),
+        Quantiles.of(errors),
     )
 
 
-def _draw(given: PlanInput) -> list[_Draw]:
-    rng = np.random.default_rng([given.seed, 0x91A4])
-    normal = rng.standard_normal((6, given.draws))
-    priors = Priors.load().confidence
-    level = float(np.exp(np.log(given.acceptance.conditional).mean()))
-    if given.auc is None:
-        mean, sd = priors["log_sd"]
-        spreads = np.exp(mean + sd * normal[0])
-    else:
-        wanted = np.clip(given.auc + given.auc_sd * normal[0], 0.51, 0.99)
-        grid = np.linspace(wanted.min() - 1e-3, wanted.max() + 1e-3, 9)
-        spreads = np.interp(wanted, grid, [spread_for_auc(float(auc), level) for auc in grid])
-    mean, sd = priors["logit_request_share"]
-    share = 1 / (1 + np.exp(-(mean + sd * normal[1])))
-    if given.request_share is not None:
-        share = np.full(given.draws, given.request_share)
-    share = np.minimum(share, 1 - BLOCK_SHARE)
-    slope = np.exp(priors["log_slope"][0] + priors["log_slope"][1] * normal[2])
-    offset = priors["offset"][0] + priors["offset"][1] * normal[3]
-    verify, draft = np.exp(given.log_cost_sd * normal[4]), np.exp(given.log_cost_sd * normal[5])
-    return [
-        _Draw(Spread(float(a), float(b), BLOCK_SHARE, float(c), float(d)), float(e), float(f))
-        for a, b, c, d, e, f in zip(spreads, share, slope, offset, verify, draft, strict=True)
-    ]
+def _costs(given: PlanInput, cost: CostModel, load: int) -> StepCosts:
+    return StepCosts.of(cost, load, given.acceptance.num_slots, given.context_tokens)
 
 
-def _steps_ms(given: PlanInput, cost: CostModel, reqs: int) -> tuple[F64Array, F64Array, F64Array]:
-    """Return ms of plain decoding, `[1]`, and of every depth what verification adds and drafting takes, `[K + 1]`."""
-    depth = np.arange(given.acceptance.num_slots + 1)
-    count = np.full(len(depth), reqs)
-    shape = StepShape(
-        count, count * (1 + depth), count * given.context_tokens, np.zeros(len(depth), dtype=np.int64), depth
-    )
-    verify = cost.verify_ms(shape) + cost.overhead_ms
-    draft = np.concatenate(([0.0], cost.draft_ms(shape)[1:]))
-    return verify[:1], verify - verify[0], draft
-
-
-def _fixed(given: PlanInput, draws: Sequence[_Draw], reqs: int, cost: CostModel | None = None) -> F64Array:
-    """Return the throughput of every depth in each draw, tok/s, `[draws, K + 1]`; depth 0 is plain decoding."""
-    plain, more, draft = _steps_ms(given, cost or given.cost, reqs)
-    length = np.concatenate(([1.0], 1 + np.cumsum(given.acceptance.marginal)))
-    factors = np.array([[d.verify, d.draft] for d in draws])
-    return reqs * length / (plain + factors[:, :1] * more + factors[:, 1:] * draft) * 1e3
-
-
-def _tables(given: PlanInput, cost: CostModel, draw: _Draw, reqs: int) -> CostTables:
-    """Return the tables of a draw; together they are the whole step."""
-    slots = given.acceptance.num_slots
-    nominal = cost.tables(reqs, reqs * (slots + 1), kv_tokens_per_req=given.context_tokens, depth=slots)
-    plain, _, _ = _steps_ms(given, cost, reqs)
-    whole = nominal.verify[reqs] + nominal.draft[reqs]
-    draft = plain[0] + draw.draft * (whole - plain[0]) - nominal.verify[reqs]
-    verify = nominal.verify[reqs] + draw.verify * (nominal.verify - nominal.verify[reqs])
-    return CostTables(np.full(reqs + 1, draft), np.maximum(verify, 1e-6))
-
-
-def _adaptive(given: PlanInput, draws: Sequence[_Draw], reqs: int, cost: CostModel, overhead_ms: float) -> F64Array:
-    """Return adaptive verification's throughput and share of slots verified in each draw, `[2, draws]`."""
-    latents = _latents(given.acceptance.num_slots, reqs)
-    found = np.empty((2, len(draws)))
-    for i, draw in enumerate(draws):
-        population = Population.make(given.acceptance.conditional, draw.spread, latents)
-        tables = _tables(given, cost, draw, reqs)
-        step = expected_step(Adaptive(), population, tables, max_total_logits=given.max_total_logits)
-        ms = tables.draft[reqs] + tables.verify[reqs + step.admitted] + overhead_ms
-        found[0, i] = (reqs + step.accepted).sum() / ms.sum() * 1e3
-        found[1, i] = step.admitted.mean() / (reqs * given.acceptance.num_slots)
-    return found
-
-
-def _at_load(given: PlanInput, draws: Sequence[_Draw], reqs: int) -> AtLoad:
-    fixed = _fixed(given, draws, reqs)
-    best = int(np.median(fixed, axis=0).argmax())
-    charged = given.overhead_ms or 0.0
-    adaptive, verified = _adaptive(given, draws, reqs, given.cost, charged)
-    ratio, erased = adaptive / fixed[:, best], None
-    if given.overhead_ms is None:
-        erased = _adaptive(given, draws, reqs, given.cost, PUBLISHED_OVERHEAD_MS)[0] / fixed[:, best]
-    depth = best or 1
-    plain, more, draft = _steps_ms(given, given.cost, reqs)
-    lengths = 1 + np.cumsum(given.acceptance.marginal)
-    return AtLoad(
-        reqs,
-        best,
-        float((fixed.argmax(axis=1) == best).mean()),
-        Quantiles.of(fixed[:, best] / fixed[:, 0]),
-        Quantiles.of(fixed[:, best]),
-        Quantiles.of(ratio),
-        Quantiles.of(adaptive / fixed[:, 0]),
-        word_for(ratio, erased),
-        depth,
-        float((plain[0] + more[depth] + draft[depth]) / plain[0]),
-        float(lengths[depth - 1]),
-        float(np.median(verified)),
-        _cliff_share(given, draws, reqs, ratio),
-        given.cost.outside(reqs, reqs * (given.acceptance.num_slots + 1)),
-    )
-
-
-def _cliff_share(given: PlanInput, draws: Sequence[_Draw], reqs: int, ratio: F64Array) -> Quantiles | None:
-    """Return which part of adaptive's gain over the best fixed arm goes with the cliff, where there is a gain."""
+def _past_limit(given: PlanInput, load: int) -> bool:
     limit = capture_limit(given.cost)
-    if limit is None or reqs * (given.acceptance.num_slots + 1) <= limit:
-        return None
-    smooth = without_cliff(given.cost)
-    gains = ratio > 1
-    if smooth is None or gains.mean() < 0.5:
-        return None
-    fixed = _fixed(given, draws, reqs, smooth)
-    best = int(np.median(fixed, axis=0).argmax())
-    left = _adaptive(given, draws, reqs, smooth, given.overhead_ms or 0.0)[0] / fixed[:, best]
-    return Quantiles.of(1 - np.log(left[gains]) / np.log(ratio[gains]))
+    return limit is not None and load * (given.acceptance.num_slots + 1) > limit
 
 
-def _latents(num_slots: int, reqs: int) -> Latents:
-    return Latents.draw(num_slots, max(4, -(-_CELLS // reqs)), reqs, 0)
+def _fixed(given: PlanInput, draws: Draws, costs: StepCosts) -> F64Array:
+    """Return the throughput of every depth in each draw, tok/s, `[draws, K + 1]`."""
+    length = np.concatenate(([1.0], 1 + np.cumsum(given.acceptance.marginal)))
+    return costs.reqs * length / costs.fixed_ms(draws) * 1e3
 
 
-def _crossover(ratios: F64Array) -> int | None:
-    """Return the first load of the grid from which plain decoding stays ahead of every fixed depth."""
-    behind = ratios < 1
-    stays = np.logical_and.accumulate(behind[::-1])[::-1]
-    return _GRID[int(stays.argmax())] if stays.any() else None
+def _best_over_none(given: PlanInput, draws: Draws, load: int) -> F64Array:
+    fixed = _fixed(given, draws, _costs(given, given.cost, load))
+    return fixed[:, 1:].max(axis=1) / fixed[:, 0]
+
+
+def _adaptive(
+    given: PlanInput, draws: Draws, jobs: Sequence[tuple[int, CostModel, int]], progress: _Progress
+) -> tuple[dict[tuple[int, bool, int], _Steps], F64Array]:
+    """Let adaptive verification decide steps of drawn requests, by load, without the cliff or with it, and draws.
+
+    Returns also each draw's calibration error.
+    """
+    slots, found, errors = given.acceptance.num_slots, {}, []
+    costs = {(load, cost is not given.cost, count): _costs(given, cost, load) for load, cost, count in jobs}
+    sums: dict[tuple[int, bool, int], list[tuple[float, float, float]]] = {key: [] for key in costs}
+    for index, spread in enumerate(draws.spreads):
+        progress(index, len(draws), "drawing requests")
+        populations: dict[int, Population] = {}
+        for key, cost in costs.items():
+            if index >= key[2]:
+                continue
+            steps = max(2, -(-_CELLS // cost.reqs))
+            cells = steps * cost.reqs
+            if cells not in populations:
+                latents = draws.latents(index, slots, cells)
+                populations[cells] = Population.make(given.acceptance.conditional, spread, latents)
+            tables = cost.tables(draws, index)
+            batch = _in_steps(populations[cells], cost.reqs)
+            step = expected_step(Adaptive(), batch, tables, max_total_logits=given.max_total_logits)
+            ms = tables.draft[cost.reqs] + tables.verify[cost.reqs + step.admitted]
+            sums[key].append((cost.reqs + step.accepted.mean(), ms.mean(), step.admitted.mean() / (cost.reqs * slots)))
+        errors.append(_calibration_error(next(iter(populations.values()))))
+    for key, rows in sums.items():
+        found[key] = _Steps(*np.array(rows).T)
+    return found, np.array(errors)
+
+
+def _in_steps(line: Population, reqs: int) -> Population:
+    shape = (len(line.live), -1, reqs)
+    return Population(line.acceptance.reshape(shape), line.live.reshape(shape), line.sizing.reshape(shape))
+
+
+def _calibration_error(population: Population) -> float:
+    reach = np.concatenate([np.ones_like(population.acceptance[:1]), population.survival[:-1]])
+    return float((reach * np.abs(population.live - population.acceptance)).sum() / reach.sum())
+
+
+def _at_load(
+    given: PlanInput, draws: Draws, load: int, steps: _Steps, smooth: CostModel | None, smooth_steps: _Steps | None
+) -> AtLoad:
+    costs = _costs(given, given.cost, load)
+    fixed = _fixed(given, draws, costs)
+    tuned, choice = fixed.max(axis=1), fixed.argmax(axis=1)
+    charged = given.overhead_ms or 0.0
+    adaptive = steps.tok_s(draws, charged)
+    erased = None if given.overhead_ms is not None else steps.tok_s(draws, PUBLISHED_OVERHEAD_MS)
+    word = word_for(adaptive / tuned, None if erased is None else erased / tuned)
+    over_none = adaptive / fixed[:, 0]
+    ms, lengths = costs.fixed_ms(draws), np.concatenate(([1.0], 1 + np.cumsum(given.acceptance.marginal)))
+    middle = np.median(fixed, axis=0)
+    drafting = 1 + int(middle[1:].argmax())
+    share = None
+    if smooth is not None and smooth_steps is not None and word in ("gain", "gain withheld"):
+        left = smooth_steps.tok_s(draws, charged) / _fixed(given, draws, _costs(given, smooth, load)).max(axis=1)
+        gains = adaptive > tuned
+        share = Quantiles.of(1 - np.log(left[gains]) / np.log((adaptive / tuned)[gains]))
+    return AtLoad(
+        load,
+        tuple(
+            FixedAtLoad(
+                depth,
+                float(lengths[depth]),
+                Quantiles.of(fixed[:, depth]),
+                Quantiles.of(fixed[:, depth] / fixed[:, 0]),
+                Quantiles.of(adaptive / fixed[:, depth]),
+                float((choice == depth).mean()),
+            )
+            for depth in range(given.acceptance.num_slots + 1)
+        ),
+        int(middle.argmax()),
+        Quantiles.of(adaptive),
+        Quantiles.of(adaptive / tuned),
+        word,
+        Quantiles.of(over_none),
+        word_for(over_none, None if erased is None else erased / fixed[:, 0]),
+        Quantiles.of(steps.verified),
+        drafting,
+        Quantiles.of(ms[:, drafting] / ms[:, 0]),
+        share,
+        given.cost.outside(load, load * (given.acceptance.num_slots + 1)),
+    )
+
+
+def _adaptive_crossover(
+    given: PlanInput, draws: Draws, steps: dict[tuple[int, bool, int], _Steps], loads: Sequence[int]
+) -> Crossover:
+    few = min(_COARSE_DRAWS, len(draws))
+    first = draws.first(few)
+    places = sorted({*_COARSE, *(load for load in loads if load <= _COARSE[-1])})
+    ratios = []
+    for load in places:
+        none = _fixed(given, first, _costs(given, given.cost, load))[:, 0]
+        found = steps[load, False, len(draws) if load in loads else few]
+        ratios.append(found.tok_s(draws, given.overhead_ms or 0.0)[:few] / none)
+    return crossover(places, np.array(ratios))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
@@ -18,15 +18,23 @@ __all__ = ["TablePlan", "plan_from_points"]
 
 @dataclass(frozen=True)
 class TablePlan:
-    """A fit, how well it reproduces its cells, and predictions; `measured` holds adaptive cells, where given.
+    """A fit, how well it reproduces its cells, and predictions.
 
-    `explains` names the workloads whose adaptive cells were fitted: what is said of them is no prediction.
+    Attributes:
+        measured: adaptive cells over the best plain or fixed cell of their load, where given.
+        explains: workloads whose adaptive cells were fitted: what is said of them is no prediction.
+        depth: K that adaptive drafts.
+        overhead: its own cost; None: unknown, charged as nothing.
+        draws: of the posterior behind the ranges.
     """
 
     posterior: Posterior
     predictions: tuple[Prediction, ...]
     measured: dict[tuple[str, int], float]
     explains: tuple[str, ...]
+    depth: int
+    overhead: Overhead | None
+    draws: int
 
     @property
     def fit_rms_pct(self) -> float:
@@ -48,8 +56,39 @@ class TablePlan:
             "fit_worst_pct": self.fit_worst_pct,
             "accepted_moves": self.posterior.accepted_moves,
             "explains": list(self.explains),
+            "num_speculative_tokens": self.depth,
+            "capture_limit": self.posterior.fit.limit,
+            "av_overhead_ms": None if self.overhead is None else asdict(self.overhead),
+            "draws": self.draws,
+            "confidence_priors": {name: list(pair) for name, pair in self.posterior.fit.priors.confidence.items()},
             "predictions": lines,
+            "notes": list(self.notes),
         }
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What the predictions rest on."""
+        fit = self.posterior.fit
+        mean, sd = fit.priors.confidence["log_sd"]
+        found = [
+            f"adaptive drafts K = {self.depth} slots and sizes its budget on the fitted costs, as if the engine's own "
+            "profile were right: a profile that is off costs more",
+            f"cliff: {f'steps past {fit.limit} tokens fall out of captured graphs' if fit.limit else 'none assumed'}"
+            + ("" if fit.limit else "; name the engine's --capture-limit if full steps pass it"),
+            f"spread of the confidences' logits: {np.exp(mean):.2f} (sd of its logarithm {sd:.2f}), from "
+            "avsim/planning/priors.toml unless --auc or --borrow set it; throughputs of fixed arms say nothing of it",
+            "AV's own overhead: "
+            + (
+                "unknown, charged as nothing; a gain that the published size would erase is withheld"
+                if self.overhead is None
+                else f"{self.overhead.mean_ms:g} ms a step"
+            ),
+            "ranges are those of a measurement, the noise of the table's cells included; fit and priors, and how they "
+            "fared on published tables: experiments/published",
+        ]
+        if self.explains:
+            found.append("explained: adaptive cells of that workload were fitted too, so nothing is predicted there")
+        return tuple(found)
 
 
 def plan_from_points(
@@ -73,12 +112,20 @@ def plan_from_points(
         depth, overhead, draws: see `predict_adaptive`.
 
     Raises:
-        InputError: the table cannot be fitted, or `explain` names no workload of it.
+        InputError: the table cannot be fitted, `explain` names no workload of it, or `depth` or `draws` is too small
+            or large.
     """
     workloads = {point.workload for point in points}
-    unknown = sorted(set(explain) - workloads)
+    unknown = sorted(set(explain) - workloads - ({"all"} if workloads == {""} else set()))
     if unknown:
-        raise InputError(f"no workload {unknown[0]!r} in the table; it has {', '.join(sorted(workloads)) or 'one'}")
+        names = ", ".join(sorted(workloads)) if workloads != {""} else "no workload column: write --explain all"
+        raise InputError(f"no workload {unknown[0]!r} in the table; it has {names}")
+    explain = [""] if workloads == {""} and explain else list(explain)
+    deepest = max((point.depth for point in points), default=0)
+    if depth is not None and not 1 <= depth <= deepest:
+        raise InputError(f"depth must lie between 1 and the table's largest, {deepest}, not {depth}")
+    if draws < 40:
+        raise InputError(f"draws must be at least 40 for a 95 % interval, not {draws}")
     used = [point for point in points if point.policy != "adaptive" or point.workload in explain]
     progress(0, 2, "fitting")
     posterior = fit_points(used, priors, limit=limit, seed=seed, sweeps=sweeps)
@@ -94,4 +141,6 @@ def plan_from_points(
             ]
             if rivals:
                 measured[point.workload, point.concurrency] = point.throughput_tok_s / max(rivals)
-    return TablePlan(posterior, tuple(predictions), measured, tuple(explain))
+    return TablePlan(
+        posterior, tuple(predictions), measured, tuple(explain), depth or posterior.fit.num_slots, overhead, draws
+    )

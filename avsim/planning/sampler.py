@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 
+from avsim.errors import InputError
 from avsim.types import F64Array
 
 __all__ = ["sample"]
@@ -27,6 +28,8 @@ def sample(
 
     Source: Goodman and Weare, Ensemble samplers with affine invariance, 2010 (a = 2).
     """
+    if steps < 2 * keep_every:
+        raise InputError(f"the sampler needs at least {2 * keep_every} sweeps, not {steps}")
     rng = np.random.default_rng([seed, 0x57E7])
     walkers, width = start.shape
     half = walkers // 2

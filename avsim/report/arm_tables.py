@@ -5,11 +5,21 @@ from __future__ import annotations
 from typing import Any
 
 from avsim.metrics.calibration import ECE_BINS
-from avsim.metrics.verdict import Verdict
+from avsim.metrics.verdict import LOWER_IS_BETTER, Metric, Verdict
+from avsim.report.console import margin_text
 from avsim.report.page import MISSING, chip, table, td, th
-from avsim.report.wording import baseline_kind, bounds, load_name, signed_pct
+from avsim.report.serving import Rows
+from avsim.report.wording import baseline_kind, bounds, load_name, loads_head, signed_pct
 
-__all__ = ["acceptance_table", "confidence_table", "fitted_table", "speed_table", "throughput_table", "verdict_table"]
+__all__ = [
+    "acceptance_table",
+    "confidence_table",
+    "fitted_table",
+    "rows_table",
+    "speed_table",
+    "throughput_table",
+    "verdict_table",
+]
 
 _WORDS = {
     "gain": ("▲ gain", "gain"),
@@ -19,6 +29,7 @@ _WORDS = {
     "not enough requests": ("? not enough requests", "none"),
 }
 _BOUND_NOTE = " * reads the verdict, so no engine can run it; it is never called the best."
+_ARRIVING = "It is that of the arrivals, unless the engine is saturated."
 _MOST_VALUES = 24
 
 
@@ -34,59 +45,70 @@ def _arm_name(arm: dict[str, Any]) -> str:
     return arm["policy"] + "*" * bool(arm["unattainable"])
 
 
-def _loads_head(summary: dict[str, Any]) -> str:
-    return "concurrent requests" if summary["loop"] == "closed" else "requests in flight"
-
-
-def verdict_table(summary: dict[str, Any]) -> str:
+def verdict_table(summary: dict[str, Any], metric: Metric = "throughput") -> str:
     """Return a row group per judged policy, a row per load and a column group per baseline."""
-    found = [(load, Verdict(**item)) for load in summary["loads"] for item in load["verdicts"]]
+    every = ((load, Verdict(**item)) for load in summary["loads"] for item in load["verdicts"])
+    found = [(load, verdict) for load, verdict in every if verdict.metric == metric]
     kinds = list(dict.fromkeys(baseline_kind(verdict.against) for _, verdict in found))
-    columns = (("change", ""), ("95\u00a0%\u00a0interval", ""), ("break\u2011even, ms", ""), ("verdict", "left"))
-    top, second = th(_loads_head(summary), "left", rowspan=2), ""
+    # With arrivals of their own, overhead does more than lengthen steps, and nothing is judged in hindsight.
+    brief = summary["loop"] == "arrivals"
+    width = 1
+    top, second = th(loads_head(summary), "left", rowspan=2), ""
     for kind in kinds:
-        chosen = kind == "best fixed"
-        top += th(f"against {kind}{' K' if chosen else ''}", "span edge", colspan=4 + 2 * chosen)
-        heads = (("K", "left"), *columns[:2], ("in hindsight", ""), *columns[2:]) if chosen else columns
+        heads = _verdict_heads(kind == "best fixed", brief)
+        width += len(heads)
+        top += th(f"against {kind}{' K' * (kind == 'best fixed')}", "span edge", colspan=len(heads))
         second += "".join(th(name, f"edge {cls}".strip() if not n else cls) for n, (name, cls) in enumerate(heads))
-    width = 1 + sum(4 + 2 * (kind == "best fixed") for kind in kinds)
     names, groups = bounds(summary), []
     for policy in dict.fromkeys(verdict.policy for _, verdict in found):
         rows = [th(policy + "*" * (policy in names), scope="rowgroup", colspan=width)]
         for load in summary["loads"]:
             mine = {baseline_kind(v.against): v for other, v in found if other is load and v.policy == policy}
-            cells = (_verdict_cells(mine.get(kind), kind == "best fixed") for kind in kinds)
+            if not mine:
+                continue
+            cells = (_verdict_cells(mine.get(kind), kind == "best fixed", brief) for kind in kinds)
             rows.append(th(load_name(load), scope="row") + "".join(cells))
         groups.append(rows)
-    caption = (
-        "Change of throughput, simulated. Break-even: overhead of AV, per step, that would cost the gain. "
-        "In hindsight: against the K that turned out best on all requests, which nobody knows beforehand."
-    )
+    caption = f"Change of {metric}, simulated. "
+    if brief:
+        caption += "A time that goes down is a gain." if metric in LOWER_IS_BETTER else _ARRIVING
+    else:
+        caption += (
+            "Break-even: overhead of AV, per step, that would cost the gain. "
+            "In hindsight: against the K that turned out best on all requests, which nobody knows beforehand."
+        )
     return table(caption + _BOUND_NOTE * bool(names & {verdict.policy for _, verdict in found}), [top, second], groups)
 
 
-def _verdict_cells(verdict: Verdict | None, chosen: bool) -> str:
+def _verdict_heads(chosen: bool, brief: bool) -> list[tuple[str, str]]:
+    heads = [("K", "left")] * chosen + [("change", ""), ("95\u00a0%\u00a0interval", "")]
+    if not brief:
+        heads += [("in hindsight", "")] * chosen + [("break\u2011even, ms", "")]
+    return [*heads, ("verdict", "left")]
+
+
+def _verdict_cells(verdict: Verdict | None, chosen: bool, brief: bool) -> str:
     if verdict is None:
-        return td(MISSING, "edge") + td("") * (3 + 2 * chosen)
+        return td(MISSING, "edge") + td("") * (len(_verdict_heads(chosen, brief)) - 1)
     low, high = ((bound - 1) * 100 for bound in (verdict.low, verdict.high))
-    margin, hindsight = verdict.break_even_overhead_ms, verdict.hindsight_ratio
+    hindsight = verdict.hindsight_ratio
     text, cls = _WORDS.get(verdict.word, (verdict.word, "none"))
     depth = td(verdict.against.partition(" (")[2].removeprefix("fixed:").rstrip(")"), "edge left") if chosen else ""
-    return (
-        depth
-        + td(signed_pct(verdict.change_pct), "" if chosen else "edge")
-        + td(f"{signed_pct(low, '')} … {signed_pct(high)}")
-        + (td(MISSING if hindsight is None else signed_pct((hindsight - 1) * 100)) if chosen else "")
-        + td(f"{margin:.2f}" if margin >= 0 else "slower")
-        + chip(text, cls)
-    )
+    cells = depth + td(signed_pct(verdict.change_pct), "" if chosen else "edge")
+    cells += td(f"{signed_pct(low, '')} … {signed_pct(high)}")
+    if not brief:
+        cells += td(MISSING if hindsight is None else signed_pct((hindsight - 1) * 100)) if chosen else ""
+        cells += td(margin_text(verdict.break_even_overhead_ms) or MISSING)
+    return cells + chip(text, cls)
 
 
 def throughput_table(summary: dict[str, Any]) -> str:
     """Return throughput by arm and load; the best attainable arm of each load is bold."""
     loads = summary["loads"]
     best = [
-        max((arm["throughput_tok_s"] for arm in load["arms"] if not arm["unattainable"]), default=None)
+        None
+        if summary["loop"] == "arrivals" and not load["saturated"]
+        else max((arm["throughput_tok_s"] for arm in load["arms"] if not arm["unattainable"]), default=None)
         for load in loads
     ]
     rows = []
@@ -96,9 +118,10 @@ def throughput_table(summary: dict[str, Any]) -> str:
             rate = load["arms"][number]["throughput_tok_s"]
             cells += td(_rate(rate), "best" * (rate == most and not arm["unattainable"]))
         rows.append(cells)
-    heads = [th("arm", "left", rowspan=2) + th(_loads_head(summary), "span", colspan=len(loads))]
+    heads = [th("arm", "left", rowspan=2) + th(loads_head(summary), "span", colspan=len(loads))]
     heads.append("".join(th(load_name(load)) for load in loads))
-    return table(f"Throughput, tokens/s, simulated. Bold: the best.{_BOUND_NOTE}", heads, [rows])
+    bold = f"{_ARRIVING} Bold: the best of a saturated load." if summary["loop"] == "arrivals" else "Bold: the best."
+    return table(f"Throughput, tokens/s, simulated. {bold}{_BOUND_NOTE}", heads, [rows])
 
 
 def _rate(value: float | None) -> str:
@@ -152,11 +175,25 @@ def _by_arm(summary: dict[str, Any], caption: str, columns: list[tuple[str, Any]
     head = th("arm", "left") + "".join(th(name) for name, _ in shown)
     groups = []
     for load in summary["loads"]:
-        rows = [th(f"{_loads_head(summary)}: {load_name(load)}", scope="rowgroup", colspan=len(shown) + 1)]
+        rows = [th(f"{loads_head(summary)}: {load_name(load)}", scope="rowgroup", colspan=len(shown) + 1)]
         for arm in load["arms"]:
             cells = th(_arm_name(arm), scope="row") + "".join(td(text(arm)) for _, text in shown)
             rows.append(f'<tr class="judged">{cells}</tr>' if arm["judged"] else cells)
         groups.append(rows)
+    return table(caption, [head], groups)
+
+
+def rows_table(summary: dict[str, Any], caption: str, rows: Rows) -> str:
+    """Return rows by load as a table; empty if there are none."""
+    heads, loads = rows
+    if not loads:
+        return ""
+    head = "".join(th(name, "" if number else "left") for number, name in enumerate(heads))
+    groups = []
+    for name, lines in loads:
+        group = [th(f"{loads_head(summary)}: {name}", scope="rowgroup", colspan=len(heads))]
+        group += [th(line[0], scope="row") + "".join(td(cell) for cell in line[1:]) for line in lines]
+        groups.append(group)
     return table(caption, [head], groups)
 
 
@@ -165,7 +202,7 @@ def confidence_table(summary: dict[str, Any]) -> str:
     heads = ("slots scored", "mean confidence", "accepted", "log-loss", "Brier", f"ECE ({ECE_BINS} bins)", "AUC")
     groups = []
     for load, arm in _readers(summary):
-        title = f"{_arm_name(arm)} ({arm['estimator']}), {_loads_head(summary)}: {load_name(load)}"
+        title = f"{_arm_name(arm)} ({arm['estimator']}), {loads_head(summary)}: {load_name(load)}"
         rows = [th(title, scope="rowgroup", colspan=len(heads) + 1)]
         for name, score in _score_lines(arm["confidence"]):
             cells = th(name, scope="row") + td(_number(score.get("count"), 0))
@@ -197,7 +234,7 @@ def fitted_table(summary: dict[str, Any]) -> str:
         rows.append(cells + td(_number(arm["confidence"].get("refits"), 0)) + td(params or MISSING, "left"))
     if not rows:
         return ""
-    names = ((_loads_head(summary), "left"), ("arm", "left"), ("estimator", "left"), ("refits", ""))
+    names = ((loads_head(summary), "left"), ("arm", "left"), ("estimator", "left"), ("refits", ""))
     head = "".join(th(name, cls) for name, cls in (*names, ("fitted at the end of the run", "left")))
     return table("Estimators: refits (warm-up included) and what they had fitted", [head], [rows])
 

@@ -10,6 +10,14 @@ import polars as pl
 from avsim.report import arm_tables
 from avsim.report.page import definitions, page, paragraph, section
 from avsim.report.plots import figures
+from avsim.report.serving import (
+    belief_sentences,
+    cliff_sentences,
+    economy_rows,
+    latency_rows,
+    queue_rows,
+    saving_rows,
+)
 from avsim.report.wording import command_line, fastest_sentence, findings, load_name, marks, reasons
 
 __all__ = ["html_report"]
@@ -20,6 +28,11 @@ _CLOSED = (
     "without the warm-up; the whole run includes its ramp and drain. TPOT: time per output token over finished "
     "requests. Step regret: how much the oracle would have raised emitted tokens per ms step by step, in the states "
     "that this arm reached; only for arms that draft all K."
+)
+_SERVING = (
+    "TPOT: time per output token after the first, over requests; its mean with a 95 % interval. TTFT: time from "
+    "arrival to the first token. ITL: time between emissions of a request, each of which may hold several tokens. "
+    "Percentiles, queues and steps are those of the main run, without intervals."
 )
 _REGRET = (
     "Regret to oracle: how much lower throughput is than the oracle's. The oracle always drafts, so an arm that does "
@@ -42,7 +55,7 @@ def html_report(summary: dict[str, Any], manifest: dict[str, Any], calibration: 
     """Return the report of a run; equal inputs give the same bytes (for one version of matplotlib).
 
     Args:
-        summary: what `closed_summary` or `open_summary` returned.
+        summary: what `served_summary` or `open_summary` returned.
         manifest: what `make_manifest` returned.
         calibration: reliability bins with columns policy, concurrency, slot (null for all), confidence, acceptance
             and count; None if the run has none.
@@ -54,10 +67,19 @@ def html_report(summary: dict[str, Any], manifest: dict[str, Any], calibration: 
     ]
     if plots != "":
         parts.append(("plots", "Plots", paragraph(_NO_PLOTS) if plots is None else plots))
+    serving = arm_tables.rows_table(summary, "Times of requests, simulated", latency_rows(summary))
+    serving += arm_tables.rows_table(summary, "Queues and steps, simulated", queue_rows(summary))
+    if serving:
+        parts.append(("serving", "Serving", serving + paragraph(_SERVING, "small")))
     closed = paragraph(_CLOSED, "small") if summary["loop"] == "closed" else ""
     speed = arm_tables.speed_table(summary) + closed + paragraph(_REGRET, "small")
     work = arm_tables.acceptance_table(summary) + paragraph(_ACCEPTANCE, "small")
     parts.append(("arms", "Each arm", speed + work))
+    spent = arm_tables.rows_table(summary, "What an output token takes, simulated", economy_rows(summary))
+    if spent:
+        change = "Change of what an output token takes, with 95 % intervals, simulated"
+        spent += arm_tables.rows_table(summary, change, saving_rows(summary))
+        parts.append(("savings", "Savings", spent + paragraph(_savings(summary), "small")))
     quality = arm_tables.confidence_table(summary)
     if quality:
         quality += paragraph(_CONFIDENCE, "small") + arm_tables.fitted_table(summary)
@@ -85,6 +107,8 @@ def _verdict(summary: dict[str, Any]) -> str:
     loads = ", ".join(load_name(load) for load in summary["loads"])
     if summary["loop"] == "closed":
         where = f"{loads} concurrent requests. Nothing is claimed between or beyond these loads."
+    elif summary["loop"] == "arrivals":
+        where = f"arrivals {loads}. Nothing is claimed for other loads."
     else:
         where = f"requests in flight {loads}. Nothing is claimed for other loads."
     text = f"Simulated, not measured: trace {summary['trace']['name']}, cost table {summary['truth']['name']}; {where}"
@@ -94,7 +118,9 @@ def _verdict(summary: dict[str, Any]) -> str:
     if not found:
         return "".join(parts) + paragraph("No verdict: the run has no judged policy with a baseline (none or fixed).")
     parts += [paragraph(reason) for reason in reasons(summary)]
-    parts.append(arm_tables.verdict_table(summary))
+    told = dict.fromkeys(verdict["metric"] for load in summary["loads"] for verdict in load["verdicts"])
+    parts += [arm_tables.verdict_table(summary, metric) for metric in told]
+    parts += [paragraph(sentence) for sentence in [*belief_sentences(summary), *cliff_sentences(summary)]]
     if not any(
         verdict["against"].startswith("best fixed") for load in summary["loads"] for verdict in load["verdicts"]
     ):
@@ -110,10 +136,22 @@ def _verdict(summary: dict[str, Any]) -> str:
 
 
 def _overhead(summary: dict[str, Any]) -> str:
-    charged = summary["av_overhead_ms"]
-    if not charged:
+    charged = summary["av_overhead_ms"], summary.get("av_overhead_us_per_req")
+    if summary["loop"] != "open" or not any(charged):
         return ""
-    return paragraph(f"The verdicts charge {charged} ms per step for AV's own work; this table does not.", "small")
+    return paragraph("The verdicts charge AV's own overhead; this table does not.", "small")
+
+
+def _savings(summary: dict[str, Any]) -> str:
+    engine = summary.get("engine") or {}
+    text = "Per output token, over the steps that throughput counts. Target rows: prompt and bonus tokens, and slots. "
+    if engine.get("pads"):
+        text += "After padding: to the captured sizes of the cost model. "
+    if engine.get("gpus"):
+        text += f"GPU time: {engine['gpus']} GPUs, busy or not. "
+    if engine.get("price_per_gpu_hour"):
+        text += f"Cost: {engine['price_per_gpu_hour']:g} per GPU-hour. "
+    return text + "GPU time and cost change as engine time does."
 
 
 def _provenance(summary: dict[str, Any], manifest: dict[str, Any]) -> str:

@@ -13,15 +13,8 @@ from avsim.config import ReplayConfig
 from avsim.costs.base import CostModel
 from avsim.metrics.verdict import judge, with_overhead
 from avsim.replay import OpenLoopResult
-from avsim.report.summary import (
-    choice_notes,
-    exactness,
-    exactness_notes,
-    headline,
-    overhead_note,
-    trace_facts,
-    with_regret,
-)
+from avsim.report.notes import choice_notes, exactness, exactness_notes, overhead_note
+from avsim.report.summary import headline, trace_facts, with_regret
 from avsim.simulate import Totals
 from avsim.sources.base import Trace
 from avsim.study import NamedArm, pick_totals
@@ -59,7 +52,7 @@ def open_summary(
     for item in arms:
         if not item.judged or item.name == "none":
             continue
-        charged = config.av_overhead_ms if item.arm.policy.uses_confidence else 0.0
+        charged = _overhead_ms(config, totals[item.name]) if item.arm.policy.uses_confidence else 0.0
         if "none" in found:
             verdicts.append(judge(item.name, "none", totals[item.name], totals["none"], len(units), charged))
         if fixed:
@@ -67,9 +60,12 @@ def open_summary(
             best = rates.argmax(axis=0)
             chosen = pick_totals([found[name].totals(halves[1]) for name in fixed], best)
             mine = found[item.name].totals(halves[1])
-            verdict = judge(item.name, f"best fixed ({fixed[best[0]]})", mine, chosen, len(judged), charged)
+            against = f"best fixed ({fixed[best[0]]})"
+            half = _overhead_ms(config, mine) if item.arm.policy.uses_confidence else 0.0
+            verdict = judge(item.name, against, mine, chosen, len(judged), half)
             ceiling = max(float(totals[name].throughput_tok_s[0]) for name in fixed)
-            hindsight = float(with_overhead(totals[item.name], charged or 0.0)[0]) / ceiling
+            whole = with_overhead(totals[item.name], 0.0 if charged is None else charged)
+            hindsight = float(whole[0]) / ceiling
             verdicts.append(replace(verdict, hindsight_ratio=hindsight))
     mean_reqs = float(totals[arms[0].name].blocks[0] / totals[arms[0].name].steps[0])
     return {
@@ -83,6 +79,7 @@ def open_summary(
         "truth": asdict(truth.card),
         "belief": asdict(belief.card) if belief is not None else None,
         "av_overhead_ms": config.av_overhead_ms,
+        "av_overhead_us_per_req": config.av_overhead_us_per_req,
         "notes": _notes(trace, config, truth, arms, len(units), left_out),
         "loads": [
             {
@@ -95,6 +92,14 @@ def open_summary(
             }
         ],
     }
+
+
+def _overhead_ms(config: ReplayConfig, totals: Totals) -> F64Array | None:
+    """Return AV's own cost per step of each run, ms; None if nothing is known of it."""
+    if not config.overhead_is_known:
+        return None
+    per_req_ms = (config.av_overhead_us_per_req or 0.0) * 1e-3
+    return (config.av_overhead_ms or 0.0) + per_req_ms * totals.blocks / totals.steps
 
 
 def _weights(part: IntArray, units: IntArray, num_units: int, config: ReplayConfig, stream: int) -> F64Array:

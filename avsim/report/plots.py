@@ -9,7 +9,7 @@ import numpy as np
 import polars as pl
 
 from avsim.metrics.calibration import ECE_BINS
-from avsim.metrics.verdict import Verdict
+from avsim.metrics.verdict import LOWER_IS_BETTER, Verdict
 from avsim.report.svg import (
     BACKGROUND,
     BOUND,
@@ -22,7 +22,7 @@ from avsim.report.svg import (
     new_figure,
     plain_label,
 )
-from avsim.report.wording import baseline_kind, bounds, load_name
+from avsim.report.wording import baseline_kind, bounds, load_name, loads_head
 
 __all__ = ["figures"]
 
@@ -76,34 +76,75 @@ def _interactivity(summary: dict[str, Any], where: str) -> str:
     loads = [load for load in summary["loads"] if any(arm.get("tpot_ms") for arm in load["arms"])]
     if not loads:
         return ""
+    arrive = summary["loop"] == "arrivals"
     drawing = new_figure(10.4, 5.6)
     axes = drawing.subplots()
-    lines: dict[str, list[tuple[float, float]]] = {}
-    for load in sorted(loads, key=lambda load: load["concurrency"] or 0):
+    lines: dict[str, list[dict[str, Any]]] = {}
+    for load in loads if arrive else sorted(loads, key=lambda load: load["concurrency"] or 0):
         for arm in load["arms"]:
             if arm.get("tpot_ms"):
-                lines.setdefault(arm["policy"], []).append((1000 / arm["tpot_ms"]["p50"], arm["throughput_tok_s"]))
+                lines.setdefault(arm["policy"], []).append(arm)
     looks = _looks(summary)
-    for name, points in lines.items():
+    for name, arms in lines.items():
+        points = [(1000 / arm["tpot_ms"]["p50"], arm["throughput_tok_s"]) for arm in arms]
         if looks[name]["marker"].startswith("$"):
             # Digits are unreadable on a bundle of lines without a disc below them.
             disc = {"marker": "o", "markersize": 8.5, "markeredgewidth": 0, "zorder": looks[name]["zorder"] - 0.5}
             axes.plot(*zip(*points, strict=True), color=BACKGROUND, linestyle="none", **disc)
-        axes.plot(*zip(*points, strict=True), **looks[name])
+        look = looks[name] | ({"linestyle": "none"} if arrive and not _same_kind(loads) else {})
+        axes.plot(*zip(*points, strict=True), **look)
+        if not looks[name]["marker"].startswith("$"):
+            for point, arm in zip(points, arms, strict=True):
+                _draw_interval(axes, point, arm, looks[name])
     axes.set_xscale("log")
     axes.grid(visible=False)
     axes.set_yscale("log")
     _plain_log_ticks(axes)
-    _load_guides(axes, [load["concurrency"] for load in loads if load["concurrency"]])
+    if arrive:
+        _name_loads(axes, loads)
+    else:
+        _load_guides(axes, [load["concurrency"] for load in loads if load["concurrency"]])
     axes.set_xlabel("interactivity, tokens/s per user (1000 / TPOT p50 in ms)")
     axes.set_ylabel("throughput, tokens/s")
     drawing.legend(loc="outside right upper")
+    places = (
+        "the points of one load are named by its arrivals"
+        if arrive
+        else "along a thin grey line lie the points of one load (its number of concurrent requests)"
+    )
     caption = (
-        f"{where} One line per arm across loads; along a thin grey line lie the points of one load (its number of "
-        "concurrent requests). Up and to the right is better. Digits are the K of fixed:K; dashed lines with * are "
-        "arms that read the verdict, which no engine can run. Point values, no intervals. Both axes are logarithmic."
+        f"{where} One line per arm across loads; {places}. Up and to the right is better. Digits are the K of fixed:K; "
+        "dashed lines with * are arms that read the verdict, which no engine can run. Crosses are 95 % intervals of "
+        "throughput and of the median TPOT (fixed:K without, to keep the figure readable; the differences between arms "
+        "are paired, so intervals that overlap may still differ). Both axes are logarithmic."
     )
     return figure(drawing, "interactivity", "Throughput against interactivity", caption)
+
+
+def _same_kind(loads: Sequence[dict[str, Any]]) -> bool:
+    """Whether loads differ in their rate only, so that a line between them means something."""
+    return len({load_name(load).partition(":")[0] for load in loads}) == 1
+
+
+def _draw_interval(axes: Any, point: tuple[float, float], arm: dict[str, Any], look: dict[str, Any]) -> None:
+    across, up = arm.get("interactivity_tok_s"), arm.get("throughput_interval_tok_s")
+    if not across or not up:
+        return
+    style = {"color": look["color"], "linewidth": 1.1, "alpha": 0.75, "zorder": look["zorder"] - 0.2}
+    # The point is of finished requests alone, so intervals are taken relative to their own middle.
+    axes.plot([point[0] * across[end] / across["value"] for end in ("low", "high")], [point[1]] * 2, **style)
+    axes.plot([point[0]] * 2, [point[1] * up[end] / up["value"] for end in ("low", "high")], **style)
+
+
+def _name_loads(axes: Any, loads: Sequence[dict[str, Any]]) -> None:
+    """Write each load's name beside its rightmost point."""
+    for load in loads:
+        points = [(1000 / arm["tpot_ms"]["p50"], arm["throughput_tok_s"]) for arm in load["arms"] if arm.get("tpot_ms")]
+        text = load_name(load) + " (saturated)" * bool(load.get("saturated"))
+        axes.annotate(
+            plain_label(text), max(points), (7, 5), textcoords="offset points", color=MUTED, fontsize=8, va="bottom",
+            annotation_clip=False,
+        )  # fmt: skip
 
 
 def _load_guides(axes: Any, loads: Sequence[int]) -> None:
@@ -135,9 +176,11 @@ def _plain_log_ticks(axes: Any) -> None:
 
 
 def _gains(summary: dict[str, Any], where: str) -> str:
-    found = [(n, Verdict(**item)) for n, load in enumerate(summary["loads"]) for item in load["verdicts"]]
-    if not found:
+    every = [(n, Verdict(**item)) for n, load in enumerate(summary["loads"]) for item in load["verdicts"]]
+    if not every:
         return ""
+    metric = every[0][1].metric
+    found = [(n, verdict) for n, verdict in every if verdict.metric == metric]
     kinds = list(dict.fromkeys(baseline_kind(verdict.against) for _, verdict in found))
     names = list(dict.fromkeys(verdict.policy for _, verdict in found))
     looks = _looks(summary)
@@ -153,15 +196,15 @@ def _gains(summary: dict[str, Any], where: str) -> str:
         axes.set_xticks(range(len(labels)), labels)
         axes.set_xlim(-0.6, len(labels) - 0.4)
         axes.grid(axis="x", visible=False)
-        axes.set_xlabel("concurrent requests" if summary["loop"] == "closed" else "requests in flight")
-    panels[0].set_ylabel("change of throughput, %")
+        axes.set_xlabel(loads_head(summary))
+    panels[0].set_ylabel(f"change of {metric}, %")
     drawing.legend(*panels[0].get_legend_handles_labels(), loc="outside upper left", ncols=4)
     caption = (
-        f"{where} Bars are 95 % intervals (normal on the log scale, from the spread over resampled source requests). "
-        "Filled markers: the verdict is gain or loss; open markers: not distinguishable, not enough requests, or gain "
-        "withheld because AV's own overhead could erase it."
+        f"{where}{' Down is better.' * (metric in LOWER_IS_BETTER)} Bars are 95 % intervals (normal on the log scale, "
+        "from the spread over resampled source requests). Filled markers: the verdict is gain or loss; open markers: "
+        "not distinguishable, not enough requests, or gain withheld because AV's own overhead could erase it."
     )
-    return figure(drawing, "gains", "Change of throughput by load", caption)
+    return figure(drawing, "gains", f"Change of {metric} by load", caption)
 
 
 def _draw_gains(axes: Any, found: Sequence[tuple[int, Verdict]], shift: float, look: dict[str, Any]) -> None:
@@ -182,7 +225,9 @@ def _reliability(summary: dict[str, Any], calibration: pl.DataFrame, where: str)
     if not names:
         return ""
     found = calibration.filter(pl.col("policy").is_in(names))
-    tested = found["concurrency"].unique(maintain_order=True).to_list()
+    if "load" not in found.columns:
+        found = found.with_columns(load=pl.col("concurrency").cast(pl.String))
+    tested = found["load"].unique(maintain_order=True).to_list()
     loads = tested[:_MOST_PANELS]
     columns = min(3, len(loads))
     lines = -(-len(loads) // columns)
@@ -192,7 +237,7 @@ def _reliability(summary: dict[str, Any], calibration: pl.DataFrame, where: str)
     for axes, load in zip(panels, loads, strict=False):
         axes.plot([0, 1], [0, 1], color=INK, linewidth=0.8, linestyle=":")
         for name in names:
-            mine = found.filter((pl.col("policy") == name) & (pl.col("concurrency") == load))
+            mine = found.filter((pl.col("policy") == name) & (pl.col("load") == load))
             if len(names) == 1:
                 slots = mine.filter(pl.col("slot").is_not_null())
                 axes.scatter(
@@ -200,7 +245,8 @@ def _reliability(summary: dict[str, Any], calibration: pl.DataFrame, where: str)
                     zorder=2, label="each slot",
                 )  # fmt: skip
             _draw_pooled(axes, mine.filter(pl.col("slot").is_null()), looks[name])
-        axes.set_title(f"{load} concurrent requests", loc="left")
+        closed = summary["loop"] == "closed"
+        axes.set_title(f"{load} concurrent requests" if closed else plain_label(load), loc="left")
         axes.set_xlim(-0.02, 1.02)
         axes.set_ylim(-0.02, 1.02)
         axes.set_aspect("equal")

@@ -1,8 +1,9 @@
 """The planner's steady steps against the simulator's closed loop, on requests drawn from the same spread.
 
-The planner knows throughputs, per-position acceptance, the step cost and how confidences are spread. The closed loop knows
-none of these as numbers: it serves 800 requests block by block, with their own confidences and verdicts, and the last block
-of a request loses what lies past its end, which steady steps do not know (about 1 % of throughput here, in every arm).
+The planner knows throughputs, per-position acceptance, the step cost and how confidences are spread. The closed loop
+knows none of these as numbers: it serves 800 requests block by block, with their own confidences and verdicts, and the
+last block of a request loses what lies past its end, which steady steps do not know (about 1 % of throughput here, in
+every arm).
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from avsim.simulate import Arm, SimulationResult, simulate
 from avsim.workload import Pool, request_sequences
 
 K, REQUESTS, LENGTH = 5, 800, 150
+STEPS = 4000
 CONDITIONAL = np.array([0.72, 0.66, 0.7, 0.68, 0.72])
 SPREAD = Spread(1.5, 0.15)
 LAW = law_of(fixed=8.0, per_token=0.03, draft_fixed=1.2, draft_per_req=0.012, draft_per_slot=0.004)
@@ -38,7 +40,7 @@ class Loop:
     def run(self, policy: str, load: int) -> SimulationResult:
         sequences = request_sequences([np.arange(REQUESTS)], REQUESTS, [[1]])
         arm = Arm(policies.make(policy), estimators.make("raw-confidence"))
-        return simulate(self.pool, arm, sequences, load, LawCost(LAW, card=CARD), log=True)
+        return simulate(self.pool, arm, sequences, load, LawCost(LAW, card=CARD), max_steps=STEPS, log=True)
 
     def throughput(self, policy: str, load: int) -> float:
         return float(self.run(policy, load).full.throughput_tok_s[0])
@@ -55,10 +57,10 @@ def loop() -> Loop:
     accepted = np.logical_and.accumulate(verdict, axis=0).sum(axis=0)
     by_request = [x.transpose(*range(x.ndim - 2), -1, -2).reshape(*x.shape[:-2], -1) for x in (accepted, blocks.live)]
     rows, confidence = by_request[0], by_request[1]
-    whole = np.full(len(rows), K)
+    whole, fit = np.full(len(rows), K), np.zeros(len(rows), dtype=bool)
     pool = Pool(
-        K, np.arange(REQUESTS) * LENGTH, np.full(REQUESTS, 10), np.full(REQUESTS, LENGTH + 1), np.arange(REQUESTS), rows,
-        whole, whole, {"log_odds": logit(confidence.astype(np.float64)).astype(np.float32)}, np.zeros(len(rows), bool),
+        K, np.arange(REQUESTS) * LENGTH, np.full(REQUESTS, 10), np.full(REQUESTS, LENGTH + 1), np.arange(REQUESTS),
+        rows, whole, whole, {"log_odds": logit(confidence.astype(np.float64)).astype(np.float32)}, fit,
     )  # fmt: skip
     return Loop(pool)
 

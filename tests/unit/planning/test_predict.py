@@ -25,7 +25,7 @@ def certain(loads: tuple[int, ...] = (4, 32), draws: int = 400) -> Posterior:
     points = [Point("", policy, d, c, c, 1.0) for c in loads for policy, d in arms]
     fit = Fit(points, PRIORS, DEPTH, None)
     theta = fit.mean.copy()
-    theta[list(fit.mean).index(PRIORS.cost["log_per_token_ms"][0])] += 2.0
+    theta[list(fit.mean).index(PRIORS.cost["log_per_token_ms"][0])] += 2.5
     return Posterior(fit, np.tile(theta, (draws, 1)), theta, 0.5)
 
 
@@ -59,10 +59,10 @@ def test_only_the_named_arms_are_compared_with() -> None:
 
 
 def test_the_interval_is_that_of_a_measured_ratio() -> None:
-    for item in predict_adaptive(certain(loads=(4,)), overhead=Overhead(), draws=400):
+    for item in predict_adaptive(certain(loads=(4,), draws=1500), overhead=Overhead(), draws=1500):
         noise = PRIORS.noise["throughput"] * np.sqrt(2)
-        assert np.log(item.high / item.low) == pytest.approx(2 * 1.96 * noise, rel=0.2)
-        assert np.log(item.high80 / item.low80) == pytest.approx(2 * 1.2816 * noise, rel=0.2)
+        assert np.log(item.high / item.low) == pytest.approx(2 * 1.96 * noise, rel=0.09)
+        assert np.log(item.high80 / item.low80) == pytest.approx(2 * 1.2816 * noise, rel=0.09)
         assert item.low < item.low80 < item.ratio < item.high80 < item.high
 
 
@@ -101,15 +101,15 @@ def test_words(centre: float, charged: float | None, word: str) -> None:
 
 def test_unknown_overhead_withholds_a_gain_that_the_published_one_would_erase() -> None:
     words = {}
-    for load in (8, 32):
+    for load in (16, 32):
         posterior = certain(loads=(load,), draws=100)
-        assert exact(posterior, load, (DEPTH,)) > 1.08, "this test needs a gain to withhold"
+        assert exact(posterior, load, (DEPTH,)) > 1.05, "this test needs a gain to withhold"
         (unknown,) = predict_adaptive(posterior, against=["fixed:4"], draws=100)
         (free,) = predict_adaptive(posterior, against=["fixed:4"], draws=100, overhead=Overhead())
         assert free.word == "gain"
         assert unknown.ratio == free.ratio
         words[unknown.word] = exact(posterior, load, (DEPTH,), 1.3)
-    assert words["gain withheld"] < 1.02 < 1.06 < words["gain"]
+    assert words["gain withheld"] < 1.04 < words["gain"]
 
 
 def test_the_same_seed_gives_the_same_prediction() -> None:

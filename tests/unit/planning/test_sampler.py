@@ -33,6 +33,14 @@ def test_a_correlated_gaussian_is_recovered() -> None:
     assert 0.3 < moved < 0.9
 
 
+def test_walkers_move_along_lines_to_the_other_half() -> None:
+    begin = start(2)
+    begin[: WALKERS // 2, 1], begin[WALKERS // 2 :, 1] = 0.0, 1.0
+    draws, _ = sample(lambda x: -0.5 * (x**2).sum(axis=1), begin, 40, seed=5)
+    assert not np.isin(draws[:, 1], [0.0, 1.0]).all()
+    assert len(np.unique(draws[:, 1])) > WALKERS
+
+
 def test_half_of_the_sweeps_are_thrown_away_and_every_tenth_kept() -> None:
     draws, _ = sample(gaussian, start(3), 100, seed=1)
     assert draws.shape == (5 * WALKERS, 3)
