@@ -77,8 +77,8 @@ class Acceptance:
         """Take acceptance lengths measured at depth 1, 2, …, K, the bonus token included.
 
         Each length is a run of its own, so the curve need not be smooth: where it does not rise, or rises faster than
-        one position before, no acceptance law has these lengths, and the nearest concave rising curve stands in (a
-        note says so). S_k is the rise from depth k to k + 1.
+        one position before, no acceptance law has these lengths, and the law with the nearest rises stands in (a note
+        says so). S_k is the rise from depth k to k + 1.
 
         >>> Acceptance.from_lengths([1.8, 2.2]).marginal.round(3).tolist()
         [0.8, 0.4]

@@ -84,5 +84,10 @@ def _bump(bumps: F64Array, num_tokens: F64Array) -> F64Array:
     place = np.clip(np.log2(np.maximum(num_tokens, 1.0)), 0, NUM_BUMPS - 1.001)
     left = place.astype(np.int64)
     part = place - left
-    found: F64Array = bumps[..., left] * (1 - part) + bumps[..., left + 1] * part
+    if bumps.ndim == 2 and left.shape == bumps.shape[:1]:
+        # One number of tokens for each draw of the parameters.
+        low, high = (np.take_along_axis(bumps, at[:, None], axis=1)[:, 0] for at in (left, left + 1))
+    else:
+        low, high = bumps[..., left], bumps[..., left + 1]
+    found: F64Array = low * (1 - part) + high * part
     return found

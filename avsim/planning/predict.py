@@ -91,7 +91,8 @@ def predict_adaptive(
         reqs = float(np.mean([p.num_reqs for p in rivals]))
         mine = replace(rivals[0], policy="adaptive", depth=depth, num_reqs=reqs, acceptance_length=None)
         ratios = posterior.ratio(mine, rivals, cost, theta)
-        noise = posterior.fit.priors.noise["throughput"] * np.sqrt(2)
+        repeat = max(p.noise_pct for p in rivals) / 100
+        noise = float(np.hypot(posterior.fit.priors.noise["throughput"], repeat)) * np.sqrt(2)
         noise_factor = np.exp(noise * np.random.default_rng([seed, 0x3E45]).standard_normal(len(ratios)))
         measured, erased = ratios * noise_factor, None
         if overhead is None:

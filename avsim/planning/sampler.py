@@ -42,7 +42,8 @@ def sample(
             anchor = position[other][rng.integers(half, size=half)]
             proposal = anchor + stretch[:, None] * (position[own] - anchor)
             proposed = _finite(log_density(proposal))
-            accept = np.log(rng.random(half)) < (width - 1) * np.log(stretch) + proposed - density[own]
+            with np.errstate(invalid="ignore"):  # a walker that starts where the density is 0 stays until it leaves
+                accept = np.log(rng.random(half)) < (width - 1) * np.log(stretch) + proposed - density[own]
             position[own] = np.where(accept[:, None], proposal, position[own])
             density[own] = np.where(accept, proposed, density[own])
             moved += int(accept.sum())
