@@ -3,38 +3,21 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import subprocess
-import sys
 import tomllib
 from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parent.parent.parent
+from tests.example_packages import ROOT, install, run
+
 EXAMPLE = ROOT / "docs" / "example-policy"
 PROJECT = tomllib.loads((EXAMPLE / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 
 
 @pytest.fixture
 def installed(tmp_path: Path) -> dict[str, str]:
-    """Return an environment in which the package is what pip would make of it: on the path, with its metadata."""
-    info = tmp_path / f"{PROJECT['name'].replace('-', '_')}-{PROJECT['version']}.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text(f"Name: {PROJECT['name']}\nVersion: {PROJECT['version']}\n")
-    groups = [
-        "\n".join([f"[{group}]", *(f"{name} = {value}" for name, value in entries.items())])
-        for group, entries in PROJECT["entry-points"].items()
-    ]
-    (info / "entry_points.txt").write_text("\n\n".join(groups) + "\n")
-    return {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, (tmp_path, EXAMPLE, ROOT)))}
-
-
-def run(environment: dict[str, str], *arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", *arguments], env=environment, cwd=ROOT, capture_output=True, text=True, check=False
-    )
+    return install(EXAMPLE, tmp_path)
 
 
 def test_the_entry_point_lists_it(installed: dict[str, str]) -> None:
