@@ -17,7 +17,6 @@ import re
 import shlex
 import subprocess
 import sys
-import tomllib
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
@@ -109,17 +108,17 @@ def shown(*arguments: str) -> str:
 
 
 def published() -> str:
-    """Return the published results that avsim is held to, one line each, from the last run of the experiments."""
-    folder = ROOT / "experiments" / "published"
-    named = {
-        tomllib.loads(path.read_text(encoding="utf-8"))["id"]: path.parent.name
-        for path in folder.glob("*/experiment.toml")
-    }
+    """Return the published results that avsim is held to, one line each, as the experiments' folders hold them."""
+    from avsim.experiments.runner import stored_outcome
+    from avsim.experiments.spec import read_experiment
+
     lines = ["| | what is held to what | kind | asked for | result |", "|---|---|---|---|---|"]
-    for row in json.loads((folder / "results.json").read_text(encoding="utf-8"))["experiments"]:
-        link = f"[{row['id']}](../experiments/published/{named[row['id']]}/README.md)"
-        result = f"**{row['status']}**: {row['finding']}"
-        lines.append(f"| {link} | {row['title']} | {row['kind']} | {row['pass_if']} | {result} |")
+    for path in sorted((ROOT / "experiments" / "published").glob("*/experiment.toml")):
+        row = read_experiment(path.parent)
+        outcome = stored_outcome(row)
+        link = f"[{row.id}](../experiments/published/{path.parent.name}/README.md)"
+        result = f"**{outcome.status}**: {outcome.result.finding if outcome.result else outcome.message}"
+        lines.append(f"| {link} | {row.title} | {row.kind} | {row.pass_if} | {result} |")
     return "\n".join(lines)
 
 

@@ -42,7 +42,29 @@ def _parse(data: dict[str, Any]) -> CostModel:
 
 
 @dataclass(frozen=True)
-class NoisyCost(CostModel):
+class _Wrapper(CostModel):
+    """Another model with its times changed; what it depends on and where it ends are the other's."""
+
+    base: CostModel
+
+    @property
+    def uses_kv(self) -> bool:
+        return self.base.uses_kv
+
+    @property
+    def draft_depends_on_depth(self) -> bool:
+        return self.base.draft_depends_on_depth
+
+    @property
+    def skip_is_known(self) -> bool:
+        return self.base.skip_is_known
+
+    def outside(self, num_reqs: int, num_tokens: int) -> str | None:
+        return self.base.outside(num_reqs, num_tokens)
+
+
+@dataclass(frozen=True)
+class NoisyCost(_Wrapper):
     """Another model's whole step times a factor: e^{σz − σ²/2} · (1 + drift).
 
     z is standard normal, keyed by (`StepShape.step`, seed): every run and arm meets the same noise at the same step.
@@ -52,7 +74,6 @@ class NoisyCost(CostModel):
     name: ClassVar[str] = "noisy"
     spec: ClassVar[type[Any] | None] = NoisySpec
 
-    base: CostModel
     sd: float = 0.0
     drift_pct: float = 0.0
     drift_minutes: float = 10.0
@@ -67,18 +88,6 @@ class NoisyCost(CostModel):
             raise InputError(f"noisy: drift_pct must lie in [0, 1000], not {self.drift_pct}")
         if not self.drift_minutes > 0 or self.drift_tokens < 0:
             raise InputError("noisy: drift_minutes must be > 0 and drift_tokens at least 0")
-
-    @property
-    def uses_kv(self) -> bool:
-        return self.base.uses_kv
-
-    @property
-    def draft_depends_on_depth(self) -> bool:
-        return self.base.draft_depends_on_depth
-
-    @property
-    def skip_is_known(self) -> bool:
-        return self.base.skip_is_known
 
     def _factor(self, shape: StepShape) -> F64Array:
         factor = np.ones(len(shape.num_reqs))
@@ -95,9 +104,6 @@ class NoisyCost(CostModel):
 
     def draft_ms(self, shape: StepShape) -> F64Array:
         return self._factor(shape) * self.base.draft_ms(shape)
-
-    def outside(self, num_reqs: int, num_tokens: int) -> str | None:
-        return self.base.outside(num_reqs, num_tokens)
 
     def to_json(self) -> dict[str, Any]:
         own = ("sd", "drift_pct", "drift_minutes", "drift_tokens", "seed")
@@ -121,7 +127,7 @@ _DISTORTIONS = ("scale", "draft_scale", "tilt_pct", "jitter", "spike_factor")
 
 
 @dataclass(frozen=True)
-class DistortedCost(CostModel):
+class DistortedCost(_Wrapper):
     """Another model whose verify time at an empty cache is replaced by what a bad profile of it would say.
 
         profile(n) = running maximum over m ≤ n of base(m) · scale · (1 + tilt · log₂ m / 10) · e^{jitter · z}
@@ -133,7 +139,6 @@ class DistortedCost(CostModel):
     name: ClassVar[str] = "distorted"
     spec: ClassVar[type[Any] | None] = DistortedSpec
 
-    base: CostModel
     scale: float = 1.0
     draft_scale: float = 1.0
     tilt_pct: float = 0.0
@@ -156,18 +161,6 @@ class DistortedCost(CostModel):
             raise InputError(
                 f"distorted: no_cliff needs a base with a capture limit, and {self.base.card.name} has none"
             )
-
-    @property
-    def uses_kv(self) -> bool:
-        return self.base.uses_kv
-
-    @property
-    def draft_depends_on_depth(self) -> bool:
-        return self.base.draft_depends_on_depth
-
-    @property
-    def skip_is_known(self) -> bool:
-        return self.base.skip_is_known
 
     def verify_ms(self, shape: StepShape) -> F64Array:
         error = self._error(int(shape.num_tokens.max(initial=0)))[shape.num_tokens]
@@ -204,9 +197,6 @@ class DistortedCost(CostModel):
         slope = (base[limit] - base[limit // 2]) / (limit - limit // 2)
         beyond = np.arange(len(base)) - limit
         return np.where(beyond > 0, np.minimum(base, base[limit] + slope * beyond), base)
-
-    def outside(self, num_reqs: int, num_tokens: int) -> str | None:
-        return self.base.outside(num_reqs, num_tokens)
 
     def to_json(self) -> dict[str, Any]:
         own = (*_DISTORTIONS, "spike_tokens", "no_cliff", "seed")

@@ -22,10 +22,6 @@ class RatioInterval:
     low: float
     high: float
 
-    @property
-    def excludes_one(self) -> bool:
-        return self.low > 1.0 or self.high < 1.0
-
 
 def ratio_interval(point: float, replicates: F64Array) -> RatioInterval:
     """Return the interval of a ratio: point · exp(±z·s), s the standard deviation of the replicates' log ratios.

@@ -18,7 +18,7 @@ from avsim.planning.law import NUM_BUMPS, StepLaw
 from avsim.planning.population import BLOCK_SHARE, Latents, Population, Spread, spread_for_auc
 from avsim.planning.sampler import sample
 from avsim.planning.throughput_table import Point
-from avsim.policies import Adaptive
+from avsim.policies import NO_LOGIT_LIMIT, Adaptive
 from avsim.types import F64Array
 
 __all__ = ["Fit", "Posterior", "Priors", "fit_points"]
@@ -63,6 +63,7 @@ class Priors:
 class Fit:
     """What is fitted: points of one engine, the priors, and how a parameter vector is laid out.
 
+    `limit` is the capture limit in tokens, None for no cliff; `max_total_logits` caps adaptive verification's budget.
     Layout: cost, confidence, bumps of the cost curve, then level, slope and K wiggles of each workload.
     """
 
@@ -70,6 +71,7 @@ class Fit:
     priors: Priors
     num_slots: int
     limit: int | None
+    max_total_logits: int = NO_LOGIT_LIMIT
     workloads: tuple[str, ...] = ()
     mean: F64Array = field(init=False)
     sd: F64Array = field(init=False)
@@ -148,7 +150,7 @@ class Fit:
         latents = _latents(point.depth, reqs)
         population = Population.make(conditional, self.spread(theta), latents)
         tables = law.tables(reqs, point.depth)
-        found = expected_step(Adaptive(), population, tables)
+        found = expected_step(Adaptive(), population, tables, max_total_logits=self.max_total_logits)
         emitted = reqs + found.accepted
         tokens = reqs + found.admitted
         step = law.verify_ms(reqs, tokens) + law.draft_ms(reqs, point.depth) + overhead_ms
@@ -203,7 +205,13 @@ class Posterior:
 
 
 def fit_points(
-    points: Sequence[Point], priors: Priors, *, limit: int | None, seed: int, sweeps: int = 3000
+    points: Sequence[Point],
+    priors: Priors,
+    *,
+    limit: int | None,
+    max_total_logits: int = NO_LOGIT_LIMIT,
+    seed: int,
+    sweeps: int = 3000,
 ) -> Posterior:
     """Fit step cost and acceptance to throughputs of one engine.
 
@@ -211,6 +219,7 @@ def fit_points(
         points: cells that may be used. Adaptive cells among them are fitted too, which makes whatever is then said of
             them an explanation, not a prediction.
         limit: tokens up to which graphs are captured; None for no cliff.
+        max_total_logits: see `StepBatch`.
         seed, sweeps: of the sampler.
 
     Raises:
@@ -219,7 +228,7 @@ def fit_points(
     depth = max((point.depth for point in points), default=0)
     if len(points) < 2 or depth == 0:
         raise InputError("a fit needs at least two cells, and one that drafts")
-    fit = Fit(points, priors, depth, limit)
+    fit = Fit(points, priors, depth, limit, max_total_logits)
     # Of the starts, some may end in a local minimum, so the best of several counts.
     rng = np.random.default_rng([seed, 0xF17])
     starts = [fit.mean, *(fit.mean + fit.sd * rng.standard_normal((7, len(fit.mean))))]

@@ -28,7 +28,7 @@ from avsim.study import max_total_logits
 __all__ = ["PlanConfig", "PlanRun", "run_plan"]
 
 _FORMS = ("conditional", "marginal", "lengths")
-_ONLY_RATES = ("cost", "gpu", "model", "drafter", "tp", "concurrency", "context", "cost_sd", "vocab", *_FORMS)
+_ONLY_RATES = ("cost", "gpu", "model", "drafter", "tp", "concurrency", "context", "cost_sd", *_FORMS)
 _ONLY_TABLE = ("explain", "capture_limit", "depth")
 _KNOWN_SD = 0.02  # of a calibration that is given: the sampler needs a spread
 
@@ -194,6 +194,7 @@ def _from_table(config: PlanConfig, borrowed: Borrowed | None, progress: Callabl
         read_points(config.table or ""),
         _calibrated(priors, slope, offset),
         limit=config.capture_limit,
+        max_total_logits=max_total_logits(config.vocab),
         depth=config.depth,
         explain=config.explain,
         overhead=None if config.av_overhead_ms is None else Overhead(config.av_overhead_ms),

@@ -12,6 +12,7 @@ from avsim.errors import InputError
 from avsim.planning.infer import Posterior, Priors, fit_points
 from avsim.planning.predict import Overhead, Prediction, predict_adaptive
 from avsim.planning.throughput_table import Point
+from avsim.policies import NO_LOGIT_LIMIT
 
 __all__ = ["TablePlan", "plan_from_points"]
 
@@ -58,6 +59,7 @@ class TablePlan:
             "explains": list(self.explains),
             "num_speculative_tokens": self.depth,
             "capture_limit": self.posterior.fit.limit,
+            "max_total_logits": self.posterior.fit.max_total_logits,
             "av_overhead_ms": None if self.overhead is None else asdict(self.overhead),
             "draws": self.draws,
             "confidence_priors": {name: list(pair) for name, pair in self.posterior.fit.priors.confidence.items()},
@@ -75,6 +77,11 @@ class TablePlan:
             "profile were right: a profile that is off costs more",
             f"cliff: {f'steps past {fit.limit} tokens fall out of captured graphs' if fit.limit else 'none assumed'}"
             + ("" if fit.limit else "; name the engine's --capture-limit if full steps pass it"),
+            (
+                "logit rows of a step: no limit assumed; name the target's --vocab, which limits the budget in vLLM"
+                if fit.max_total_logits == NO_LOGIT_LIMIT
+                else f"logit rows of a step: at most {fit.max_total_logits:,}"
+            ),
             f"spread of the confidences' logits: {np.exp(mean):.2f} (sd of its logarithm {sd:.2f}), from "
             "avsim/planning/priors.toml unless --auc or --borrow set it; throughputs of fixed arms say nothing of it",
             "AV's own overhead: "
@@ -96,6 +103,7 @@ def plan_from_points(
     priors: Priors,
     *,
     limit: int | None,
+    max_total_logits: int = NO_LOGIT_LIMIT,
     depth: int | None = None,
     explain: Sequence[str] = (),
     overhead: Overhead | None = None,
@@ -108,7 +116,7 @@ def plan_from_points(
 
     Args:
         points: a table. Its adaptive cells are compared with, never fitted, but for the workloads in `explain`.
-        limit, seed, sweeps: see `fit_points`.
+        limit, max_total_logits, seed, sweeps: see `fit_points`.
         depth, overhead, draws: see `predict_adaptive`.
 
     Raises:
@@ -128,7 +136,7 @@ def plan_from_points(
         raise InputError(f"draws must be at least 40 for a 95 % interval, not {draws}")
     used = [point for point in points if point.policy != "adaptive" or point.workload in explain]
     progress(0, 2, "fitting")
-    posterior = fit_points(used, priors, limit=limit, seed=seed, sweeps=sweeps)
+    posterior = fit_points(used, priors, limit=limit, max_total_logits=max_total_logits, seed=seed, sweeps=sweeps)
     progress(1, 2, "predicting")
     predictions = predict_adaptive(posterior, depth=depth, overhead=overhead, draws=draws, seed=seed)
     measured = {}

@@ -14,20 +14,13 @@ from avsim.costs.base import CostModel
 from avsim.costs.cliff import capture_limit
 from avsim.loads import Load
 from avsim.metrics.economy import Engine, economy, engine_of
-from avsim.metrics.verdict import Verdict
 from avsim.report.notes import exactness, study_notes
 from avsim.sources.base import Trace
 from avsim.study import NamedArm, Study
 from avsim.study_run import StudyResult
 from avsim.what_if import check_match
 
-__all__ = [
-    "headline",
-    "served_summary",
-    "trace_facts",
-    "verdict_lines",
-    "with_regret",
-]
+__all__ = ["headline", "served_summary", "trace_facts", "with_regret"]
 
 
 def headline(trace: Trace, truth: CostModel, foreign: bool) -> str:
@@ -134,8 +127,3 @@ def trace_facts(trace: Trace, num_slots: int) -> dict[str, Any]:
         "num_requests": len(trace.requests),
         "content_hash": card.content_hash,
     }
-
-
-def verdict_lines(summary: dict[str, Any]) -> list[Verdict]:
-    """Return every verdict of a summary, load by load."""
-    return [Verdict(**verdict) for load in summary["loads"] for verdict in load["verdicts"]]

@@ -115,3 +115,23 @@ def test_the_same_seed_gives_the_same_plan() -> None:
     first, again, other = (plan(points(), sweeps=30, seed=seed) for seed in (1, 1, 2))
     assert first.to_json() == again.to_json()
     assert first.to_json() != other.to_json()
+
+
+def test_logit_rows_limit_the_budget(found: TablePlan) -> None:
+    """With as many rows as requests nothing can be verified: drafting is paid for and every request emits one token."""
+    tight = plan(points(), max_total_logits=128)
+    fit = tight.posterior.fit
+    theta = tight.posterior.best
+    law = fit.law(theta[None]).draw(0)
+    rate_tok_s, length = fit.adaptive(theta, law, Point("", "adaptive", 3, 128, 128.0, 1.0))
+    assert length == 1
+    plain = law.throughput_tok_s(128, 1.0, 0)
+    drafting = law.draft_ms(128, 3)
+    assert rate_tok_s == pytest.approx(128 / (128 / plain * 1e3 + drafting) * 1e3)
+    ratios = {line.concurrency: line.ratio for line in tight.predictions}
+    free = {line.concurrency: line.ratio for line in found.predictions}
+    assert ratios[1] == free[1]
+    assert ratios[128] < free[128]
+    assert tight.to_json()["max_total_logits"] == 128
+    assert any("at most 128" in note for note in tight.notes)
+    assert any("no limit assumed" in note for note in found.notes)
