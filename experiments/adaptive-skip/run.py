@@ -14,7 +14,8 @@ import numpy as np
 from avsim.config import ReplayConfig
 from avsim.metrics.intervals import ratio_interval
 from avsim.sources import open_trace
-from avsim.study import build_arms, make_study, run_study
+from avsim.study import build_arms, make_study
+from avsim.study_run import run_study
 
 HERE = Path(__file__).parent
 TRACES = HERE.parent.parent / "traces"
