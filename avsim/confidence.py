@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import copy
 
 import numpy as np
 
@@ -78,17 +79,44 @@ class ClosedLoopConfidence:
             self._drafted.append(live)
         return live
 
+    @property
+    def table(self) -> F32Array | None:
+        """The confidences of all blocks until the next refit, `[K, runs, rows]`; None where they are not tabulated."""
+        return self._table if self._tabulate else None
+
+    @property
+    def steps_left(self) -> int:
+        """Steps until a refit is due."""
+        return min(self._left)
+
+    @property
+    def in_step(self) -> bool:
+        """Whether all runs refit in the same steps."""
+        return min(self._left) == max(self._left)
+
+    def alone(self, run: int) -> ClosedLoopConfidence:
+        """Return one run by itself, to go on from its start; not for estimators with a memory."""
+        one = copy(self)
+        one.states, one._left = [self.states[run]], [self._left[run]]
+        one._table, one._offset = self._table[:, run : run + 1].copy(), self._offset[:1]
+        one._rows, one._admitted, one._active = [], [], []
+        return one
+
     def record(self, rows: IntArray, admitted: IntArray, active: BoolArray) -> None:
         """Take the verdicts of one step, all arrays `[runs, reqs]`, and refit the runs that are due."""
-        self._rows.append(rows)
-        self._admitted.append(admitted)
-        self._active.append(active)
         if self.estimator.memory_size:
             for run in range(len(self.states)):
                 seats = np.flatnonzero(active[run])
                 seen = self._observations(run, rows[None, run], admitted[None, run], active[None, run], -1)
                 self._memory[:, run, seats] = self.estimator.remember(self.states[run].params, seen)
-        self._left = [left - 1 for left in self._left]
+        self.record_steps(rows[None], admitted[None], active[None])
+
+    def record_steps(self, rows: IntArray, admitted: IntArray, active: BoolArray) -> None:
+        """Take the verdicts of some steps up to a refit, `[steps, runs, reqs]`; not for estimators with a memory."""
+        self._rows.append(rows)
+        self._admitted.append(admitted)
+        self._active.append(active)
+        self._left = [left - len(rows) for left in self._left]
         if min(self._left) > 0:
             return
         self._learn()
@@ -101,8 +129,8 @@ class ClosedLoopConfidence:
         return self.states
 
     def _learn(self) -> None:
-        rows, admitted = np.stack(self._rows), np.stack(self._admitted)
-        active = np.stack(self._active)
+        rows, admitted = np.concatenate(self._rows), np.concatenate(self._admitted)
+        active = np.concatenate(self._active)
         self._rows, self._admitted, self._active = [], [], []
         for run, state in enumerate(self.states):
             seen = self._observations(run, rows[:, run], admitted[:, run], active[:, run], 0)
@@ -116,18 +144,23 @@ class ClosedLoopConfidence:
     ) -> Observations:
         """Grade the steps `[steps, reqs]` of one run, the first of which is the `first`th pending one."""
         counts = active.sum(axis=1)
-        picked, admitted = rows[active], admitted[active]
+        if counts.sum() == active.size:
+            picked, admitted = rows.ravel(), admitted.ravel()
+        else:
+            picked, admitted = rows[active], admitted[active]
         recorded = self.pool.num_recorded[picked]
         # A slot that the trace lacks is charged, but it has no verdict to learn from.
         known = np.minimum(recorded, self.num_slots) if self._uncensored else np.minimum(admitted, recorded)
         accepted = np.minimum(self.pool.num_accepted[picked], known)
-        features = {name: array[:, picked] for name, array in self._features.items()}
+        # Three times as fast as an index; the mode spares a check that no row is out of bounds.
+        features = {name: array.take(picked, axis=1, mode="clip") for name, array in self._features.items()}
         if self.estimator.memory_size:
             kept = np.stack(self._kept[first:], axis=1)[:, :, run]
             features[MEMORY] = kept[:, active]
             confidence = np.stack(self._drafted[first:], axis=1)[:, :, run][:, active]
         elif self._tabulate:
-            confidence = self._table[:, run, picked]
+            flat = self._table.reshape(self.num_slots, -1)
+            confidence = flat.take(picked + self._offset[run], axis=1, mode="clip")
         else:
             confidence = self._predict(run, picked)
         starts = np.concatenate(([0], np.cumsum(counts)))

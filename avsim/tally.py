@@ -156,7 +156,7 @@ class StepLog:
 
 @dataclass(slots=True)
 class StepSums:
-    """One step of every run, summed over its requests, `[runs]` each.
+    """One step of every run, summed over its requests, `[runs]` each; or several steps, `[steps, runs]`.
 
     `occupied` is the seats taken, `tokens` the rows of the target, `scheduled` the same before drafts were trimmed,
     `loaded` whether requests were still to be seated, `ms` the step's time and `idle_ms` the time without work before.
@@ -208,7 +208,8 @@ class Tally:
     def _column(self, name: str) -> Any:
         if name not in self._columns:
             values = [getattr(line, name) for line in self.lines]
-            self._columns[name] = np.stack(values) if values else np.zeros((0, self.runs), dtype=np.int64)
+            lines = np.concatenate(values) if values else np.zeros(0, dtype=np.int64)
+            self._columns[name] = lines.reshape(-1, self.runs)
         return self._columns[name]
 
     def _sums(self, counted: BoolArray) -> tuple[Totals, Work]:

@@ -20,6 +20,9 @@ Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace a trace that is already there.")]
 
 
+_LENGTHS = "a number, uniform:low=,high=, lognormal:mean=,sigma=,max= or geometric:mean=,max="
+
+
 @app.command()
 def info(trace: TracePath, as_json: Json = False) -> None:
     """Show a trace's card, sizes, acceptance by slot with every denominator, and what looks wrong."""
@@ -75,7 +78,8 @@ def synth(
     kind: Annotated[str, typer.Option(help="dense or on-policy.")] = "dense",
     requests: Annotated[int, typer.Option(help="Requests.")] = 64,
     k: Annotated[int, typer.Option("--k", help="Draft slots per block.")] = 7,
-    output_len: Annotated[int, typer.Option(help="Tokens of each output.")] = 128,
+    output_len: Annotated[str, typer.Option(help=f"Tokens of each output: {_LENGTHS}.")] = "128",
+    prompt_len: Annotated[str, typer.Option(help="Tokens of each prompt, in the same way.")] = "64",
     concurrency: Annotated[int, typer.Option(help="Requests per step, if on-policy.")] = 16,
     slope: Annotated[float, typer.Option(help="Weight of the log-odds.")] = 0.5,
     intercept: Annotated[float, typer.Option(help="Intercept of slot 0.")] = -0.2,
@@ -92,6 +96,7 @@ def synth(
 ) -> None:
     """Make a trace with a known acceptance law; results on it hold for that law only."""
     from avsim.errors import InputError
+    from avsim.sources import lengths
     from avsim.sources.synthetic import SyntheticLaw, write_synthetic
 
     if kind not in ("dense", "on-policy"):
@@ -100,7 +105,8 @@ def synth(
         kind="dense" if kind == "dense" else "on-policy",
         num_requests=requests,
         num_speculative_tokens=k,
-        output_len=output_len,
+        output_len=lengths.make(output_len),
+        prompt_len=lengths.make(prompt_len),
         num_reqs=concurrency,
         slope=slope,
         intercept=intercept,

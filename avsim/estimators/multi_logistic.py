@@ -11,7 +11,7 @@ from avsim.errors import InputError
 from avsim.estimators.base import MEMORY, Arrays, Estimator
 from avsim.estimators.newton import forget, hierarchy, newton_step
 from avsim.estimators.request_adaptive import check_request_options, track_request
-from avsim.features import sigmoid
+from avsim.features import MAX_LOG_ODDS, sigmoid
 from avsim.types import F32Array, Features, IntArray, Observations, picked_slots, slot_sums
 
 __all__ = ["MultiLogistic"]
@@ -24,7 +24,7 @@ class MultiLogistic(Estimator):
     x holds, by option,
 
     * f, the log-odds of the most likely token;
-    * `logits`: √entropy − 1 and √margin / 2 − 1 of the drafter's distribution;
+    * `logits`: √entropy − 1 and √margin / 2 − 1 of the drafter's distribution, both cut at 40;
     * `history`: u, the acceptance of the request's own blocks beyond what was predicted, discounted and shrunk to 0
       while thin, on the logit scale (`request-adaptive`'s, its weight learned too), and 2A/M − 1 of its last
       verified block. Both are 0, nothing known, when a request begins.
@@ -151,6 +151,8 @@ class MultiLogistic(Estimator):
 def _root(name: str, x: F32Array) -> F32Array:
     """Return the square root of a feature that starts at 0 and has a long tail, brought to about −1 … 1."""
     out: F32Array = np.maximum(x, np.float32(0))
+    # A drafter that leaves one token possible has an infinite margin, which says no more than one of 40.
+    np.minimum(out, np.float32(MAX_LOG_ODDS), out=out)
     np.sqrt(out, out=out)
     if name == "margin":
         out *= np.float32(0.5)

@@ -16,6 +16,7 @@ import polars as pl
 import pytest
 
 from avsim.cli.main import main
+from avsim.sources.synthetic import SyntheticLaw, write_synthetic
 
 TRACES = Path(__file__).parent.parent.parent / "traces"
 GREEDY = TRACES / "smollm2-eagle1-greedy"
@@ -222,10 +223,11 @@ def test_bad_arguments_elsewhere(args: list[str], said: str) -> None:
     fails(avsim(*args), said)
 
 
-def test_a_manifest_of_another_trace_is_refused(copy: Path) -> None:
-    run = copy.parent / "run"
+def test_a_manifest_of_another_trace_is_refused(tmp_path: Path) -> None:
+    trace, run = tmp_path / "trace", tmp_path / "run"
+    write_synthetic(trace, SyntheticLaw(num_requests=32, output_len=8, num_speculative_tokens=2))
     fast = ("--concurrency", "2", "--baseline", "none", "--policy", "fixed:1", "--bootstrap", "20", "--workers", "1")
-    assert avsim("replay", str(copy), *B300, *fast, "--out", str(run)).returncode == 0
+    assert avsim("replay", str(trace), *B300, *fast, "--out", str(run)).returncode == 0
     again = avsim("replay", "--manifest", str(run), "--json")
     assert again.stdout == (run / "summary.json").read_text()
     manifest = json.loads((run / "manifest.json").read_text())

@@ -17,7 +17,7 @@ FAST = ("--baseline", "none,fixed:1", "--policy", "fixed:2", "--bootstrap", "20"
 @pytest.fixture(scope="module")
 def trace(tmp_path_factory: pytest.TempPathFactory) -> str:
     folder = tmp_path_factory.mktemp("serving") / "trace"
-    law = SyntheticLaw(kind="dense", num_requests=40, output_len=12, num_speculative_tokens=2, prompt_len=30)
+    law = SyntheticLaw(kind="dense", num_requests=32, output_len=8, num_speculative_tokens=2, prompt_len=30)
     write_synthetic(folder, law)
     return str(folder)
 

@@ -65,6 +65,21 @@ def test_synth_validate_info(tmp_path: Path) -> None:
     assert (card["kind"], card["num_speculative_tokens"], card["seed"]) == ("dense", 3, 5)
 
 
+def test_synth_draws_lengths(tmp_path: Path) -> None:
+    options = ["--output-len", "lognormal:mean=20,sigma=0.8,max=60", "--prompt-len", "geometric:mean=30"]
+    card = json.loads(run("synth", tmp_path / "trace", "--requests", "9", *options, "--json"))["card"]
+    assert "output_len~lognormal:mean=20.0,sigma=0.8,max=60 (drawn: mean " in card["notes"]
+    assert "prompt_len~geometric:mean=30.0 (drawn: mean " in card["notes"]
+    lengths = pl.read_parquet(tmp_path / "trace/requests.parquet")
+    assert lengths["output_len"].n_unique() > 4
+    assert card["num_blocks"] == (lengths["output_len"] - 1).sum()
+    assert "unknown length 'lognorm'; did you mean 'lognormal'?" in refused(
+        "synth", tmp_path / "x", "--output-len", "lognorm:mean=9"
+    )
+    assert "output_len: fixed: tokens must be at least 2 here" in refused("synth", tmp_path / "x", "--output-len", "1")
+    assert not (tmp_path / "x").exists()
+
+
 def test_import(tmp_path: Path) -> None:
     source = tmp_path / "data.jsonl"
     source.write_text(json.dumps({"prompt_token_ids": [1], "acc_ngram": {"acc_len": [1, 2]}}) + "\n")

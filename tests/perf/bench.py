@@ -6,6 +6,7 @@ machine move by a factor of two; the ratios move far less. Nothing here fails on
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import subprocess
@@ -25,8 +26,9 @@ from avsim.comparison.scoring import fit_halves, score
 from avsim.comparison.walk import Table as Blocks
 from avsim.comparison.walk import full_walk
 from avsim.costs import load
+from avsim.jit import Engine
 from avsim.replay import replay
-from avsim.simulate import Arm, simulate
+from avsim.simulate import Arm, SimulationResult, simulate
 from avsim.sources import Trace
 from avsim.sources.importers import import_trace
 from avsim.sources.synthetic import SyntheticLaw, write_synthetic
@@ -74,13 +76,20 @@ def loading(trace: Trace) -> float:
     return trace.num_blocks * SLOTS / best(work)
 
 
-def closed_loop(pool: Pool, runs: int) -> float:
-    """Return decided slot events per second: steps of all runs × 64 × 7."""
+def closed_loop(pool: Pool, runs: int, engine: Engine = "numpy", rounds: int = 8) -> float:
+    """Return decided slot events per second: steps of all runs with every seat taken × 64 × 7.
+
+    `rounds`: requests per seat. What start and drain take is in the time, and not in the steps.
+    """
     arm = Arm(policies.make("adaptive"), estimators.make("online-logistic"))
     everyone = [np.arange(len(pool.start))] * runs
-    sequences = request_sequences(everyone, 8 * REQS, [[run] for run in range(runs)])
-    steps = int(simulate(pool, arm, sequences, REQS, COST).full.steps.sum())
-    return steps * REQS * SLOTS / best(lambda: simulate(pool, arm, sequences, REQS, COST), 3)
+    sequences = request_sequences(everyone, rounds * REQS, [[run] for run in range(runs)])
+
+    def work() -> SimulationResult:
+        return simulate(pool, arm, sequences, REQS, COST, engine=engine)
+
+    steps = int(work().full.steps.sum())  # compiles, if need be
+    return steps * REQS * SLOTS / best(work, 3)
 
 
 def comparison(pool: Pool, trace: Trace, spec: str) -> float:
@@ -203,6 +212,10 @@ def measure() -> list[dict[str, str | float | None]]:
         pool = with_features(Pool.from_trace(trace, ["log_odds", "label"]))
         for runs in (1, 8, 40):
             add(f"closed loop, {runs} run{'s' if runs > 1 else ''} in lockstep", closed_loop(pool, runs))
+        if importlib.util.find_spec("numba") is not None:
+            for runs, rounds in ((1, 8), (1, 64), (40, 8), (40, 32)):
+                what = f"closed loop, {runs} run{'s' if runs > 1 else ''} of {rounds * REQS} requests, compiled (jit)"
+                add(what, closed_loop(pool, runs, "jit", rounds))
         for spec in sorted([*estimators.BUILTIN, "multi-logistic:history=false"]):
             add(f"compare: {spec}", comparison(pool, trace, spec))
         for learner in ("river", "scikit-learn partial_fit"):

@@ -111,7 +111,7 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> ReplayConfig:
         trace=str(folder),
         cost="deepseek-v4-flash-tp4-b300",
         arrivals=("poisson:10", "poisson:2000"),
-        max_num_seqs=16,
+        max_num_seqs=8,
         baselines=("none", "fixed:1", "fixed:2"),
         what_if=True,
         bootstrap=20,
@@ -131,7 +131,7 @@ def test_a_replay_with_arrivals_tells_times_and_saturation(run: ReplayRun) -> No
     for load in (low, high):
         for arm in load["arms"]:
             assert arm["ttft_ms"]["p50"] <= arm["ttft_ms"]["p95"] <= arm["ttft_ms"]["p99"]
-            assert arm["running"]["max"] <= 16
+            assert arm["running"]["max"] <= 8
             assert arm["tpot_mean_ms"]["low"] < arm["tpot_mean_ms"]["value"] < arm["tpot_mean_ms"]["high"]
             assert arm["tokens_per_step"]["mean"] > 0
     rate = low["arms"][0]["throughput_tok_s"]
@@ -140,8 +140,10 @@ def test_a_replay_with_arrivals_tells_times_and_saturation(run: ReplayRun) -> No
     assert any("Prompts run beside decoding requests" in note for note in run.summary["notes"])
 
 
-def test_arrivals_give_the_same_result_on_any_number_of_workers(config: ReplayConfig, run: ReplayRun) -> None:
-    assert json_text(run_replay(config, workers=2).summary) == json_text(run.summary)
+def test_arrivals_give_the_same_result_on_any_number_of_workers(config: ReplayConfig) -> None:
+    two_arms = replace(config, baselines=("none",), policies=("fixed:2",))
+    one, two = (json_text(run_replay(two_arms, workers=workers).summary) for workers in (1, 2))
+    assert one == two
 
 
 def test_a_replay_with_arrivals_is_printed_and_reported(run: ReplayRun, capsys: pytest.CaptureFixture[str]) -> None:

@@ -65,16 +65,30 @@ def test_v15_specdecode_bench_speedups(dataset: str, reference: Path, tmp_path: 
 @pytest.mark.parametrize("concurrency", [1, 7])
 def test_every_token_is_emitted_once(policy: str, concurrency: int, greedy_pool: Pool, b300: CostModel) -> None:
     arm = Arm(policies.make(policy), estimators.make("online-logistic"))
-    result = simulate(greedy_pool, arm, everyone(greedy_pool, 8 * concurrency), concurrency, b300, log=True)
+    some = np.arange(16)
+    result = simulate(greedy_pool, arm, request_sequences([some], 1, [[0]]), concurrency, b300, log=True)
     whole, log = result.whole, result.log
     assert log is not None
-    assert whole.emitted[0] == (greedy_pool.output_len - 1).sum()
+    assert whole.emitted[0] == (greedy_pool.output_len[some] - 1).sum()
     assert whole.ms[0] == pytest.approx(sum(log.ms))
     assert whole.accepted[0] <= whole.admitted[0] <= whole.drafted[0]
-    assert len(np.concatenate(log.tpot_ms)) == len(greedy_pool.start)
+    assert len(np.concatenate(log.tpot_ms)) == len(some)
     assert result.full.steps[0] <= whole.steps[0]
     if policy == "oracle:exact":
         assert whole.accepted[0] == whole.admitted[0]
+
+
+def test_prompts_in_steps_of_their_own_bring_the_first_tokens(greedy_pool: Pool, b300: CostModel) -> None:
+    """They belong to the whole run, not to the steps with every seat taken, and take their time."""
+    arm, some = Arm(policies.make("none")), np.arange(5)
+    own, free = (simulate(greedy_pool, arm, some[None], 1, b300, prompts=kind) for kind in ("own-step", "free"))
+    assert own.whole.first_tokens[0] == len(some)
+    assert own.whole.emitted[0] == free.whole.emitted[0] + len(some) == greedy_pool.output_len[some].sum()
+    assert own.full.emitted[0] == free.full.emitted[0]
+    prompts = greedy_pool.prompt_len[some]
+    shape = StepShape(np.ones(5, dtype=np.int64), prompts, np.zeros(5), prompts, logits=np.ones(5, dtype=np.int64))
+    prefill = b300.step_ms(shape, drafting=False)
+    assert own.whole.ms[0] == pytest.approx(free.whole.ms[0] + prefill.sum())
 
 
 def test_plain_decoding_has_a_closed_form(greedy_pool: Pool, b300: CostModel) -> None:

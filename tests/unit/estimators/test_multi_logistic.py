@@ -148,3 +148,17 @@ def test_the_last_verified_block_is_remembered() -> None:
 def test_bad_options_are_refused(options: dict[str, float]) -> None:
     with pytest.raises(InputError, match="multi-logistic"):
         MultiLogistic(**options)  # type: ignore[arg-type]
+
+
+def test_a_drafter_that_leaves_one_token_possible_is_no_trouble() -> None:
+    """Its margin is infinite; the other rows of the step must still be learned from."""
+    estimator = MultiLogistic(history=False)
+    features = {name: np.zeros((1, 2), dtype=np.float32) for name in NAMES}
+    features["log_odds"][:], features["margin"][:] = [[40.0, 1.0]], [[np.inf, 1.0]]
+    p = estimator.predict(estimator.init(1), features, (1, 2))
+    assert p == pytest.approx(expit([[19.8, 0.3]]), abs=1e-6)
+    one, none = np.array([1, 1]), np.array([0, 0])
+    seen = Observations.grade(features, p, one, none, np.array([0, 2]))
+    params, _ = estimator.refit(estimator.init(1), estimator.accumulate(estimator.zero_stats(1), seen))
+    assert np.isfinite(params["mean"]).all()
+    assert (params["mean"] != estimator.init(1)["mean"]).any()

@@ -9,7 +9,8 @@ import pytest
 
 from avsim.errors import InputError
 from avsim.features import sigmoid
-from avsim.sources import validate_trace
+from avsim.sources import Trace, validate_trace
+from avsim.sources.lengths import Fixed, Geometric, LogNormal, Uniform
 from avsim.sources.summary import summarise
 from avsim.sources.synthetic import SyntheticLaw, write_synthetic
 from avsim.types import observe
@@ -84,11 +85,72 @@ def test_is_always_labelled_synthetic(tmp_path: Path) -> None:
     assert "the trace is synthetic: results hold for its law only" in validate_trace(trace.path)
 
 
+def counts_of(trace: Trace) -> np.ndarray:
+    return np.bincount(trace.blocks().request, minlength=trace.card.num_requests)
+
+
+@pytest.mark.parametrize("rows", [1 << 18, 50])
+def test_requests_of_drawn_lengths_have_a_block_at_every_position(
+    rows: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("avsim.sources.synthetic.BLOCK_ROWS", rows)
+    law = SyntheticLaw(
+        num_requests=60, output_len=LogNormal(mean=30, sigma=0.8, max=70), prompt_len=Uniform(low=5, high=40), seed=3
+    )
+    trace = write_synthetic(tmp_path / "dense", law)
+    assert validate_trace(trace.path) == ["the trace is synthetic: results hold for its law only"]
+    requests = trace.requests
+    np.testing.assert_array_equal(counts_of(trace), requests["output_len"].to_numpy() - 1)
+    drawn = requests["output_len"].to_numpy()
+    assert len(set(drawn)) > 20
+    assert (drawn.min() >= 2) & (drawn.max() == 70)
+    assert requests["prompt_len"].n_unique() > 15
+    assert abs(np.corrcoef(drawn, requests["prompt_len"].to_numpy())[0, 1]) < 0.5  # draws of their own
+    said = f"(drawn: mean {drawn.mean():.1f}, {drawn.min()} to 70, {(drawn == 70).sum()} of max)"
+    assert f"output_len~lognormal:mean=30,sigma=0.8,max=70 {said}" in trace.card.notes
+    assert "prompt_len~uniform:low=5,high=40 (drawn: mean " in trace.card.notes
+
+
+def test_an_on_policy_trace_of_drawn_lengths_keeps_its_batches_full(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("avsim.sources.synthetic.BLOCK_ROWS", 100)
+    law = SyntheticLaw(num_requests=60, output_len=Geometric(mean=25.0), num_reqs=6, request_sd=1.0, seed=2)
+    dense = summarise(write_synthetic(tmp_path / "dense", law))
+    trace = write_synthetic(tmp_path / "on-policy", dataclasses.replace(law, kind="on-policy"))
+    assert "the trace is synthetic: results hold for its law only" in validate_trace(trace.path)
+    assert dense.path is not None
+    np.testing.assert_array_equal(summarise(trace).rows.accepted, dense.path.accepted)
+    steps = pl.Series(trace.blocks().step).value_counts(sort=False).sort("").get_column("count").to_list()
+    full = [count for count in steps if count == 6]
+    assert steps[: len(full)] == full, "every step is full until requests run out"
+    assert len(full) > len(steps) // 2
+
+
+def test_lengths_change_nothing_in_the_blocks(tmp_path: Path) -> None:
+    """A fixed length is the number alone, and prompts are drawn apart."""
+    law = SyntheticLaw(num_requests=9, output_len=12, seed=5)
+    plain, named, longer = (
+        write_synthetic(tmp_path / name, dataclasses.replace(law, **changed))
+        for name, changed in (
+            ("a", {}), ("b", {"output_len": Fixed(12)}), ("c", {"prompt_len": LogNormal(mean=500.0, sigma=1.0)}),
+        )
+    )  # fmt: skip
+    assert plain.card == named.card
+    assert "output_len=12; prompt_len=64" in plain.card.notes
+    np.testing.assert_array_equal(
+        plain.blocks(("log_odds",)).features["log_odds"], longer.blocks(("log_odds",)).features["log_odds"]
+    )
+    assert longer.requests["prompt_len"].n_unique() > 5
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
         ({"num_requests": 0}, "num_requests must be at least 1"),
-        ({"output_len": 1}, "output_len must be at least 2"),
+        ({"output_len": 1}, "output_len: fixed: tokens must be at least 2 here, not 1"),
+        ({"prompt_len": -1}, "prompt_len: fixed: tokens must be at least 0 here, not -1"),
+        ({"output_len": Uniform(low=1, high=9)}, "output_len: uniform: low must be at least 2 here, not 1"),
         ({"kind": "on-policy", "num_requests": 3, "num_reqs": 4}, "num_reqs 4 is above num_requests 3"),
         ({"seed": -1}, "seed -1"),
         ({"slope": float("nan")}, "must be finite"),
