@@ -7,9 +7,12 @@ from typing import Annotated
 
 import typer
 
+from avsim.cli import cost_profile
+
 __all__ = ["app"]
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
+app.command("profile")(cost_profile.profile)
 
 
 @app.callback()

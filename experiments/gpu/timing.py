@@ -25,6 +25,7 @@ import torch
 import transformers
 
 from avsim.capture.dense.model import Model
+from avsim.costs.profile.timers import CpuTimer, cuda_event_ms, graphed
 
 SLOTS = 5
 
@@ -42,37 +43,13 @@ def plan(target: Model, folders: dict[str, str], batch: int, context: int) -> It
             yield row, lambda make=make, spec=spec, slots=slots: make(target, spec, batch, context, slots)
 
 
-def graphed(step: steps.Step) -> steps.Step:
-    """Record a step in a CUDA graph."""
-    side = torch.cuda.Stream()
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
-        for _ in range(3):
-            step()
-    torch.cuda.current_stream().wait_stream(side)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        step()
-    return graph.replay
-
-
 def measure(step: steps.Step, device: str, repeats: int) -> dict[str, float]:
     """Median and spread of a step, in ms."""
     for _ in range(max(3, repeats // 4)):
         step()
     times = []
     for _ in range(repeats):
-        if device == "cpu":
-            start = time.perf_counter()
-            step()
-            times.append(1e3 * (time.perf_counter() - start))
-        else:
-            first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            first.record()
-            step()
-            last.record()
-            last.synchronize()
-            times.append(first.elapsed_time(last))
+        times.append(CpuTimer().ms(step) if device == "cpu" else cuda_event_ms(step))
     tenths = statistics.quantiles(times, n=10, method="inclusive")
     spread = {"median_ms": statistics.median(times), "p10_ms": tenths[0], "p90_ms": tenths[-1]}
     spread |= {"min_ms": min(times), "max_ms": max(times)}
