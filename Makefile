@@ -5,7 +5,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test test-live goldens bench lint clean
+.PHONY: demo test test-live goldens bench bench-gpu lint clean
 
 $(VENV)/.installed: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -35,6 +35,9 @@ goldens: ## write tests/golden/vllm anew from vLLM's own code
 
 bench: $(VENV)/.installed ## speeds, as ratios to a NumPy sort and exponential in the same run
 	$(BIN)/python -m tests.perf.bench
+
+bench-gpu: ## kernels on a CUDA GPU; PYTHON has torch and triton, AVSIM_VLLM_SOURCE is the folder of vLLM's wheel, unpacked
+	PYTHONPATH=. $(PYTHON) -m tests.perf.bench_gpu --out gpu.csv
 
 lint: $(VENV)/.installed ## formatter, linter, type checker
 	$(BIN)/ruff format --check .

@@ -1,10 +1,11 @@
 """What a step of Model Runner V2 leaves on the device: feature tables that graphs write, and copies to the host.
 
-Drafting runs inside CUDA graphs, where Python runs only while a graph is captured. So the features are computed by
-torch operations of static shapes that become part of the graph, and go to a table with a row per persistent slot.
+Drafting runs inside CUDA graphs, where Python runs only while a graph is captured. So the features are computed with
+static shapes by what becomes part of the graph, and go to a table with a row per persistent slot: by avsim's kernels,
+which read the logits once, on a GPU with Triton, and by torch operations elsewhere.
 After the step its tensors are gathered on the engine's stream and copied on another one into pinned memory; an event
 tells when they have arrived, and nothing ever waits for it but `HostStep.wait`. On a CPU the same code runs without
-streams, events and pinning. It has been run on a CPU only.
+streams, events and pinning. In an engine it has been run on a CPU only.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
@@ -20,7 +22,7 @@ from numpy.typing import NDArray
 from avsim.capture.reduce import reduce_logits
 from avsim.types import F32Array
 
-__all__ = ["CONFIDENCE", "DeviceTables", "HostStep"]
+__all__ = ["CONFIDENCE", "DeviceTables", "HostStep", "has_kernels"]
 
 CONFIDENCE = "confidence"
 _SLACK = 1e-2  # a log-probability above this comes of logits that are not those the draft was drawn from
@@ -62,6 +64,11 @@ class HostStep:
         return values
 
 
+def has_kernels(device: Any) -> bool:
+    """Whether features are computed by `avsim.kernels` on a device, and not by torch operations."""
+    return device.type == "cuda" and find_spec("triton") is not None
+
+
 class DeviceTables:
     """The features of the newest drafts by slot, and spare buffers for copies.
 
@@ -92,9 +99,14 @@ class DeviceTables:
         self._num_top = num_top
         self._shape = (max_num_reqs, num_slots, len(self.names))
         self._device = device
-        # One row more than slots: row −1 takes what the padded rows of a graph write.
+        # One row more than slots: row −1 takes what the padded rows of a graph write by torch.
         shape = (max_num_reqs + 1, num_slots, len(self._reduced))
         self.table = torch.full(shape, torch.nan, dtype=torch.float32, device=device)
+        self._reducer: Any = None
+        if self._reduced and has_kernels(device):
+            from avsim.kernels.ops.reduce import Reducer
+
+            self._reducer = Reducer(self._reduced, num_top, max_num_reqs * num_slots, device)
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
         self._free = [self._make() for _ in range(3)]
 
@@ -106,15 +118,12 @@ class DeviceTables:
             steps: which of the K drafts a row is for: one for all rows, or `[rows]`.
             temperature: by slot.
         """
-        import torch
-
         if not self._reduced:
             return
-        rows = logits.shape[0]
-        slots = slots[:rows].long()
-        features = reduce_logits(logits, temperature[slots.clamp(min=0)], self._num_top)
-        steps = steps.reshape(-1)[:rows].long().expand(rows)
-        self.table[slots, steps] = torch.stack([features[name] for name in self._reduced], dim=1)
+        if self._reducer is None:
+            self._write_by_torch(logits, slots, steps, temperature)
+        else:
+            self._reducer(self.table, logits, slots, steps, temperature)
         self.seen = True
 
     def copy(
@@ -172,6 +181,15 @@ class DeviceTables:
         if start is None or end is None:
             return None
         return float((end - start) * 1e3) if self._stream is None else float(start.elapsed_time(end))
+
+    def _write_by_torch(self, logits: Any, slots: Any, steps: Any, temperature: Any) -> None:
+        import torch
+
+        rows = logits.shape[0]
+        slots = slots[:rows].long()
+        features = reduce_logits(logits, temperature[slots.clamp(min=0)], self._num_top)
+        steps = steps.reshape(-1)[:rows].long().expand(rows)
+        self.table[slots, steps] = torch.stack([features[name] for name in self._reduced], dim=1)
 
     def _put_drawn(self, features: Any, slots: Any, draft_logits: Any, ids: Any, temperature: Any) -> None:
         import torch

@@ -19,10 +19,12 @@ from importlib.machinery import ModuleSpec
 from pathlib import Path
 from typing import Any
 
-os.environ["TRITON_INTERPRET"] = "1"  # read when Triton is first imported
-
 import numpy as np
 import torch
+
+if not torch.cuda.is_available():
+    os.environ["TRITON_INTERPRET"] = "1"  # read when Triton is first imported
+
 import triton
 import triton.language as tl
 from numpy.typing import NDArray
@@ -191,6 +193,7 @@ OnlineAcceptanceEstimator = _modules["acceptance_estimator"].OnlineAcceptanceEst
 get_max_chunk_logits = _modules["rejection_sampler"].get_max_chunk_logits
 build_cost_tables_from_curves = _modules["adaptive_verification"].build_cost_tables_from_curves
 AdaptiveVerificationManager = _modules["adaptive_verification"].AdaptiveVerificationManager
+assign_draft_token_budget = _modules["adaptive_verification"]._assign_draft_token_budget
 
 
 # --- what the tests drive -----------------------------------------------------------------------------------------

@@ -1,0 +1,1 @@
+"""Triton kernels and what launches them; importing any of these needs torch and Triton."""

@@ -1,0 +1,1 @@
+"""What each kernel computes, in NumPy and in the layout of the kernels."""
