@@ -1,4 +1,5 @@
-"""The vLLM plugin: switches the capture on in every process of an engine when `AVSIM_TRACE_DIR` is set.
+"""The vLLM plugin: in every process of an engine, the capture when `AVSIM_TRACE_DIR` is set, a bundle's estimator when
+`AVSIM_DEPLOY` is.
 
 vLLM calls `register` through the entry point group `vllm.general_plugins`, in each of its processes and perhaps more
 than once. Nothing of vLLM is imported here before vLLM does so itself: hooks are set when the module that they
@@ -13,7 +14,7 @@ import importlib.util
 import logging
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
@@ -25,30 +26,41 @@ KNOWN_VERSIONS = ("0.32.0", "0.33.0")
 V1_RUNNER = "vllm.v1.worker.gpu_model_runner"
 V2_RUNNER = "vllm.v1.worker.gpu.model_runner"
 HOOKS = {V1_RUNNER: "avsim.capture.vllm_v1", V2_RUNNER: "avsim.capture.vllm_v2"}
-"""Which of vLLM's modules are hooked, and by which of ours."""
+"""Which of vLLM's modules the capture hooks, and with which of ours."""
+DEPLOY_HOOKS = {V2_RUNNER: "avsim.deploy.vllm_hooks"}
+"""The same for the deployment."""
 
 _log = logging.getLogger("avsim.capture")
+_deploy_log = logging.getLogger("avsim.deploy")
 _registered = False
 
 
 def register() -> None:
-    """Set the hooks, once per process; do nothing unless `AVSIM_TRACE_DIR` is set. Never raises."""
+    """Set the hooks, once per process; do nothing unless `AVSIM_TRACE_DIR` or `AVSIM_DEPLOY` is set. Never raises."""
     global _registered
-    if _registered or not os.environ.get("AVSIM_TRACE_DIR"):
+    if _registered or not (os.environ.get("AVSIM_TRACE_DIR") or os.environ.get("AVSIM_DEPLOY")):
         return
     _registered = True
-    _show_warnings()
+    if os.environ.get("AVSIM_TRACE_DIR"):
+        _set(HOOKS, _log, "capture off")
+    if os.environ.get("AVSIM_DEPLOY"):
+        _deploy_log.setLevel(logging.INFO)
+        _set(DEPLOY_HOOKS, _deploy_log, "vLLM's estimator stays")
+
+
+def _set(hooks: Mapping[str, str], log: logging.Logger, otherwise: str) -> None:
+    _show(log)
     try:
         version = _vllm_version()
         if version.partition("+")[0] not in KNOWN_VERSIONS:
             known = ", ".join(KNOWN_VERSIONS)
-            names = " and ".join(HOOKS)
-            _log.warning("avsim: vLLM %s is not known (known: %s): %s not hooked, capture off", version, known, names)
+            names = " and ".join(hooks)
+            log.warning("avsim: vLLM %s is not known (known: %s): %s not hooked, %s", version, known, names, otherwise)
             return
-        for name in HOOKS:
-            when_imported(name, lambda module: _hook(module, version))
+        for name in hooks:
+            when_imported(name, lambda module: _hook(module, version, hooks, log, otherwise))
     except Exception as error:
-        _log.warning("avsim: capture off: %s: %s", type(error).__name__, error)
+        log.warning("avsim: %s: %s: %s", otherwise, type(error).__name__, error)
 
 
 def when_imported(name: str, action: Callable[[ModuleType], None]) -> None:
@@ -60,13 +72,14 @@ def when_imported(name: str, action: Callable[[ModuleType], None]) -> None:
         sys.meta_path.insert(0, _Watcher(name, action))
 
 
-def _hook(module: ModuleType, version: str) -> None:
+def _hook(module: ModuleType, version: str, hooks: Mapping[str, str], log: logging.Logger, otherwise: str) -> None:
     try:
-        missing = importlib.import_module(HOOKS[module.__name__]).install(module, version)
+        missing = importlib.import_module(hooks[module.__name__]).install(module, version)
         if missing:
-            _log.warning("avsim: vLLM %s: %s has no %s, capture off", version, module.__name__, ", ".join(missing))
+            lacks = ", ".join(missing)
+            log.warning("avsim: vLLM %s: %s has no %s, %s", version, module.__name__, lacks, otherwise)
     except Exception as error:
-        _log.warning("avsim: capture off: %s: %s", type(error).__name__, error)
+        log.warning("avsim: %s: %s: %s", otherwise, type(error).__name__, error)
 
 
 def _vllm_version() -> str:
@@ -75,10 +88,10 @@ def _vllm_version() -> str:
     return str(vllm.__version__)
 
 
-def _show_warnings() -> None:
-    """Let the one line about a capture that is off reach stderr, in processes where nobody set up logging."""
-    if not _log.hasHandlers():
-        _log.addHandler(logging.StreamHandler())
+def _show(log: logging.Logger) -> None:
+    """Let the one line about what is off reach stderr, in processes where nobody set up logging."""
+    if not log.hasHandlers():
+        log.addHandler(logging.StreamHandler())
 
 
 class _Watcher(importlib.abc.MetaPathFinder):

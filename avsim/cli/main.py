@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from avsim import __version__
-from avsim.cli import capture, check, compare, cost, experiment, listing, plan, replay, trace
+from avsim.cli import capture, check, compare, cost, deploy, experiment, listing, plan, replay, trace
 from avsim.errors import AvsimError
 
 __all__ = ["app", "main"]
@@ -46,7 +46,8 @@ app.command("plan")(plan.plan)
 app.add_typer(trace.app, name="trace", help="Look at, check, import, make, merge and convert traces.")
 app.add_typer(check.app, name="check", help="Check what avsim claims, on toy models.")
 app.add_typer(capture.app, name="capture", help="Make traces from models.")
-app.add_typer(cost.app, name="cost", help="Look at, tabulate and fit step-cost models.")
+app.add_typer(cost.app, name="cost", help="Look at, tabulate, fit and measure step-cost models.")
+app.add_typer(deploy.app, name="deploy", help="Take an estimator from a trace into a vLLM engine.")
 app.add_typer(experiment.app, name="experiment", help="Run experiments against published numbers, and sweeps.")
 app.command("list")(listing.show)
 

@@ -1,7 +1,7 @@
 """What lets vLLM 0.32's Model Runner V2 run on a CPU, under Triton's interpreter; for tests and slow recordings only.
 
-Nothing here is part of avsim. `prepare` comes before vLLM is imported; `allow_adaptive_verification` and
-`keep_async_scheduling` before the engine is made; `hand_in_costs` and `observe` once it is made. Ranking, budget,
+Nothing here is part of avsim. `prepare` comes before vLLM is imported; `allow_adaptive_verification`,
+`keep_async_scheduling` and `refit_every` before the engine is made; the others once it is made. Ranking, budget,
 allocation and estimator stay vLLM's own.
 """
 
@@ -41,6 +41,24 @@ def prepare() -> None:
             return native.store(pointers, value, _mask(mask, pointers))
 
     interpreter._interpreter = Masked()
+    _patch_once(interpreter.InterpretedFunction)
+
+
+def _patch_once(function_class: Any) -> None:
+    """Let a device function replace the language by its interpreted form at its first call only.
+
+    The interpreter does so at every call of every device function, `tl.sum` included, which is most of its time. What
+    it replaces in `tl.core` it never puts back, and what it replaces in `tl` the launch itself has replaced before.
+    """
+    patching, patched = function_class.__call__, set()
+
+    def call(function: Any, *args: Any, **kwargs: Any) -> Any:
+        if function.fn in patched:
+            return function.rewrite()(*args, **kwargs)
+        patched.add(function.fn)
+        return patching(function, *args, **kwargs)
+
+    function_class.__call__ = call
 
 
 def _mask(mask: Any, pointers: Any) -> Any:
@@ -79,7 +97,7 @@ def allow_adaptive_verification() -> None:
             return compact_batch(manager, num_drafts, num_scheduled, cu_num_logits)
         admitted = torch.from_numpy(num_drafts.copy())
         slots = torch.from_numpy(np.ascontiguousarray(manager.batch_slots)).long()
-        adaptive._assign_draft_token_budget(
+        adaptive._assign_draft_token_budget_compiled(
             manager._confidence_probs, slots, admitted, budget, manager.num_speculative_steps
         )
         return num_scheduled - num_drafts + admitted.numpy(), cu_num_logits
@@ -108,7 +126,7 @@ def observe(runner: Any) -> dict[str, list[dict]]:
     The first entry of a request is its prefill's. Filled while the engine runs.
     """
     seen: dict[str, list[dict]] = {}
-    speculator, estimator = runner.speculator, runner.speculator.acceptance_estimator
+    speculator, estimator = runner.speculator, own_estimator(runner)
     original = speculator.observe_verification
 
     def observe_verification(slots: Any, num_sampled: Any, num_rejected: Any) -> None:
@@ -130,3 +148,44 @@ def hand_in_costs(runner: Any, draft: list[list[float]], verify: list[list[float
     runner.adaptive_verification.set_cost_curves(
         [(int(size), ms) for size, ms in draft], [(int(size), ms) for size, ms in verify]
     )
+
+
+def own_estimator(runner: Any) -> Any | None:
+    """Return vLLM's estimator, None where there is none or where avsim's runs in its place."""
+    found = getattr(runner.speculator, "acceptance_estimator", None)
+    if not hasattr(found, "theirs"):
+        return found
+    return found.theirs if found.shadow else None
+
+
+def refit_every(num_steps: int) -> None:
+    """Let vLLM's estimator refit often enough for a short run."""
+    from vllm.v1.worker.gpu.spec_decode.acceptance_estimator import OnlineAcceptanceEstimator
+
+    OnlineAcceptanceEstimator.REFIT_INTERVAL = num_steps
+
+
+def start_cold(runner: Any) -> None:
+    """Take from vLLM's estimator what it has learned from the steps that warmed the engine up."""
+    estimator = own_estimator(runner)
+    if estimator is None:
+        return
+    estimator.slope.fill_(0.5)
+    estimator.intercepts.fill_(-0.2)
+    for statistic in (estimator.info, estimator.grad, estimator.counts):
+        statistic.zero_()
+    estimator._steps_since_refit = estimator._refits = 0
+
+
+def note_budgets(runner: Any) -> list[int]:
+    """Note the budget of each step that has drafts; filled while the engine runs."""
+    manager, budgets = runner.adaptive_verification, []
+    original = manager.get_num_tokens
+
+    def get_num_tokens(*args: Any, **kwargs: Any) -> Any:
+        found = original(*args, **kwargs)
+        budgets.append(manager._batch_budget[2])
+        return found
+
+    manager.get_num_tokens = get_num_tokens
+    return budgets

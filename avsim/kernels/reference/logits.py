@@ -90,9 +90,8 @@ def predict(law: LinearLaw | GridLaw, values: Mapping[str, F32Array], slots: Int
     for name, weight in zip(law.features[1:], law.weights[1:], strict=True):
         x = values[name]
         if name in ("entropy", "margin"):
-            x = np.sqrt(np.clip(x, np.float32(0), np.float32(MAX_LOG_ODDS))) * np.float32(
-                0.5 if name == "margin" else 1
-            ) - np.float32(1)
+            root = np.sqrt(np.clip(x, np.float32(0), np.float32(MAX_LOG_ODDS)))
+            x = root * np.float32(0.5 if name == "margin" else 1) - np.float32(1)
         logit = logit + weight * x
     logit = logit + law.intercepts[steps]
     if law.memory is not None and law.memory_weights is not None:
