@@ -18,7 +18,7 @@ demo: $(VENV)/.installed ## the main job on a shipped real trace: table, verdict
 	  --out demo-run --overwrite
 
 test: $(VENV)/.installed ## all fast tests: no torch
-	$(BIN)/pytest -q
+	$(BIN)/pytest -q -n auto --maxprocesses 8 --dist loadfile
 
 # Each set of live tests has a virtualenv of its own, cached outside the clone: their requirements conflict.
 LIVE := -o addopts="--strict-markers --strict-config -p no:cacheprovider"
