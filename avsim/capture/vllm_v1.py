@@ -16,6 +16,7 @@ from types import ModuleType
 from typing import Any
 
 from avsim.capture.config import CaptureConfig
+from avsim.capture.hooking import lacking
 
 __all__ = ["Attachment", "install"]
 
@@ -30,12 +31,10 @@ def install(module: ModuleType, version: str) -> list[str]:
     Returns:
         What the module lacks; if that is anything, nothing has been hooked.
     """
-    runner_class = getattr(module, "GPUModelRunner", None)
-    if runner_class is None:
-        return ["GPUModelRunner"]
-    missing = [f"GPUModelRunner.{name}" for name in _HOOKED if not callable(getattr(runner_class, name, None))]
-    if missing or hasattr(runner_class.execute_model, "__avsim__"):
+    missing = lacking(module, {"GPUModelRunner": _HOOKED})
+    if missing or hasattr(module.GPUModelRunner.execute_model, "__avsim__"):
         return missing
+    runner_class = module.GPUModelRunner
     originals = {name: getattr(runner_class, name) for name in _HOOKED}
 
     @functools.wraps(originals["execute_model"])

@@ -16,14 +16,15 @@ from types import ModuleType
 from typing import Any
 
 from avsim.capture.config import CaptureConfig
+from avsim.capture.hooking import lacking
 from avsim.capture.vllm_v1 import Attachment, is_recording_rank
 
 __all__ = ["RunnerAttachment", "install"]
 
-_HOOKED = (
-    ("GPUModelRunner", ("load_model", "execute_model", "sample_tokens")),
-    ("DraftModelSpeculator", ("_maybe_predict_acceptance",)),
-)
+_HOOKED = {
+    "GPUModelRunner": ("load_model", "execute_model", "sample_tokens"),
+    "DraftModelSpeculator": ("_maybe_predict_acceptance",),
+}
 _ATTRIBUTE = "_avsim_attachment"
 _log = logging.getLogger("avsim.capture")
 
@@ -34,11 +35,7 @@ def install(module: ModuleType, version: str) -> list[str]:
     Returns:
         What the module lacks; if that is anything, nothing has been hooked.
     """
-    missing = []
-    for name, methods in _HOOKED:
-        owner = getattr(module, name, None)
-        lacking = [f"{name}.{method}" for method in methods if not callable(getattr(owner, method, None))]
-        missing += [name] if owner is None else lacking
+    missing = lacking(module, _HOOKED)
     if missing or hasattr(module.GPUModelRunner.execute_model, "__avsim__"):
         return missing
     _hook_runner(module.GPUModelRunner, version)

@@ -42,7 +42,8 @@ def put_in(module: ModuleType, decides: Callable[[], bool], confidence: Any) -> 
         else:
             theirs(confidence_probs, idx_mapping, capacities, draft_budget, num_steps)
 
-    first = torch.zeros(1, dtype=torch.int32, device=confidence.device)
-    allocate(confidence, first, torch.ones_like(first), 1)  # compiled now, not while serving
+    # Compiled now, not while serving, for integers as vLLM has them.
+    first = torch.zeros(1, dtype=torch.int64, device=confidence.device)
+    allocate(confidence, first, first.int() + 1, 1)
     assign.__avsim_theirs__ = theirs  # type: ignore[attr-defined]
     setattr(module, FUNCTION, assign)

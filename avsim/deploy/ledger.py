@@ -104,6 +104,9 @@ class Ledger:
             pinned = tuple(torch.empty(t.shape, dtype=t.dtype, pin_memory=self._pinned) for t in (cells, sums))
             zero = np.zeros(cells.shape, dtype=np.int64)
             self._tables[name] = _Table(held, cells, sums, pinned, zero.astype(np.uint32), zero)
+            # Compiled now, not while serving, on a request that has sampled nothing.
+            slot = torch.zeros(1, dtype=torch.int64, device=device)
+            tally(cells, sums, held, slot, slot.int(), slot.int())
         self._flight: _Flight | None = None
         self._plan: _Plan | None = None
         self._last: tuple[float, frozenset[str]] | None = None

@@ -19,7 +19,7 @@ _CONFIDENCE_GAP = 1e-3
 def try_out(device_estimator: Any, estimator: Estimator, state: EstimatorState, vocab_size: int, dtype: Any) -> None:
     """Predict from one row of logits, learn from one verdict and refit, then leave no trace of it.
 
-    It also compiles what would otherwise be compiled while serving.
+    It also compiles what would otherwise be compiled while serving or while a graph is captured.
 
     Args:
         device_estimator: of `avsim.kernels`; its state is `state` afterwards.
@@ -52,8 +52,30 @@ def try_out(device_estimator: Any, estimator: Estimator, state: EstimatorState, 
     due = EstimatorState(state.params, state.stats, estimator.refit_interval - 1, state.refits)
     device_estimator.load(due)
     sampled = torch.ones(1, dtype=torch.int32, device=device)
-    device_estimator.step(first.int(), sampled, sampled)
+    device_estimator.step(first, sampled, sampled)
+    _run_other_shapes(device_estimator, logits, confidence, temperature)
     clear(device_estimator, state)
+
+
+def _run_other_shapes(device_estimator: Any, logits: Any, confidence: Any, temperature: Any) -> None:
+    """Predict for rows that pad a graph, in all shapes that an engine of this size can come to; it changes nothing."""
+    import torch
+
+    from avsim.kernels.ops.predict import shapes
+
+    device, vocab = logits.device, logits.shape[1]
+    num_reqs, num_slots = confidence.shape
+    row_bytes = vocab * logits.element_size()
+    # Rows that overlap in memory, each beginning where one of the engine's could: nothing is read of them.
+    between = 0 if row_bytes % 16 == 0 else 1
+    held = logits.new_zeros(vocab + num_reqs * num_slots)
+    # Autoregressive drafters have a row per request and one step for all, block drafters K rows and steps of their own.
+    for most, per_row in ((num_reqs, False), (num_reqs * num_slots, True)):
+        for rows in shapes(most, vocab):
+            steps = torch.zeros(rows if per_row else (), dtype=torch.int32 if per_row else torch.int64, device=device)
+            nobody = torch.full((rows,), -1, dtype=torch.int64, device=device)
+            overlapping = held.as_strided((rows, vocab), (between, 1))
+            device_estimator.predict(overlapping, nobody, steps, confidence, temperature)
 
 
 def clear(device_estimator: Any, state: EstimatorState) -> None:

@@ -17,6 +17,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from avsim.capture.hooking import lacking
 from avsim.deploy.allocation import put_in
 from avsim.deploy.bundle import Bundle, read_bundle
 from avsim.deploy.config import DeployConfig
@@ -34,12 +35,10 @@ def install(module: ModuleType, version: str) -> list[str]:
     Returns:
         What the module lacks; if that is anything, nothing has been hooked.
     """
-    runner_class = getattr(module, "GPUModelRunner", None)
-    if runner_class is None:
-        return ["GPUModelRunner"]
-    missing = [f"GPUModelRunner.{name}" for name in _HOOKED if not callable(getattr(runner_class, name, None))]
-    if missing or hasattr(runner_class.initialize_kv_cache, "__avsim__"):
+    missing = lacking(module, {"GPUModelRunner": _HOOKED})
+    if missing or hasattr(module.GPUModelRunner.initialize_kv_cache, "__avsim__"):
         return missing
+    runner_class = module.GPUModelRunner
     load, initialize = runner_class.load_model, runner_class.initialize_kv_cache
 
     @functools.wraps(load)

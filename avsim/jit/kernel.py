@@ -249,7 +249,7 @@ def survivals(step: int, lag: int, drafts: int, rows: IntArray, given: Given, se
                 survival[slot, seat] = -1
     bits = scratch.sizing.view(np.int64)
     for number in range(_CLASSES):
-        scratch.class_end[number] = 0  # how many each holds, for now
+        scratch.class_end[number] = 0  # how many a class holds; `lay_out` makes ends of them
     for index in range(filled):
         number = min((_ONE - bits[index]) >> _SHIFT, _CLASSES - 1)
         scratch.rank_class[index] = number

@@ -2,6 +2,8 @@
 
     python tests/live/launches.py SCENARIO…        # {kernel: how many}, as JSON
 
+A scenario is an estimator's name, `budget`, or `deployed:NAME`, which counts only what was not run before serving.
+
 A kernel that is specialised anew for another number of requests would be compiled while an engine serves.
 """
 
@@ -10,6 +12,7 @@ from __future__ import annotations
 import json
 import sys
 from collections import defaultdict
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -60,8 +63,40 @@ def budget() -> None:
         made.size(*rows, ints(3, offset % 8))
 
 
+def deployed(name: str) -> None:
+    """Leave only what an engine asks for beyond what was run before it serves."""
+    from avsim.deploy import allocation, trial
+    from avsim.deploy.ledger import Ledger
+
+    most, vocab = 256, 32_000
+    estimator = estimators.make(f"{name}:refit_interval=2")
+    kernels = device_estimator(estimator, most, K, torch.device("cpu"))
+    trial._compare = lambda *given: None  # nothing runs here, so nothing can be right
+    trial.try_out(kernels, estimator, estimator.start(K), vocab, torch.bfloat16)
+    ledger = Ledger({"avsim": kernels.predictions}, 100)
+    adaptive = ModuleType("adaptive")
+    setattr(adaptive, allocation.FUNCTION, None)
+    allocation.put_in(adaptive, lambda: True, kernels.predictions)
+    before = {kernel: set(found) for kernel, found in ASKED.items()}
+    confidence, temperature = torch.zeros(most, K), torch.zeros(most)
+    for offset, batch in enumerate((*BATCHES, 255, most)):
+        slots = torch.zeros(batch + 8, dtype=torch.int64)[offset % 8 :][:batch]
+        logits = torch.zeros((1, vocab), dtype=torch.bfloat16).expand(batch * K, vocab)
+        kernels.predict(logits[:batch], slots, torch.tensor(1), confidence, temperature)
+        steps = torch.arange(K, dtype=torch.int32).repeat(batch)
+        kernels.predict(logits, slots.repeat_interleave(K), steps, confidence, temperature)
+        ledger.grade(slots, ints(batch, offset % 8), ints(batch, (offset + 3) % 8))
+        kernels.step(slots, ints(batch, offset % 8), ints(batch, (offset + 3) % 8))
+        getattr(adaptive, allocation.FUNCTION)(confidence, slots, ints(batch, offset % 8), batch, K)
+    for kernel, found in ASKED.items():
+        found -= before.get(kernel, set())
+
+
 if __name__ == "__main__":
     jit.JITFunction.run = note
     for scenario in sys.argv[1:]:
-        budget() if scenario == "budget" else learn(scenario)
+        if scenario.startswith("deployed:"):
+            deployed(scenario.removeprefix("deployed:"))
+        else:
+            budget() if scenario == "budget" else learn(scenario)
     print(json.dumps({name: len(found) for name, found in ASKED.items()}))

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import logging
+import os
+import subprocess
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -327,6 +332,18 @@ def test_a_law_that_is_not_numpys_is_noticed(monkeypatch):
     monkeypatch.setattr(mine, "load", wrong)
     with pytest.raises(RuntimeError, match="the kernels give confidence"):
         try_out(mine, held.estimator, held.state, 1000, torch.float32)
+
+
+@pytest.mark.parametrize("name", ["online-logistic", "multi-logistic", "isotonic", "beta-bernoulli"])
+def test_nothing_is_left_to_compile_while_serving(name):
+    script = Path(__file__).with_name("launches.py")
+    environment = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
+    words = [sys.executable, str(script), f"deployed:{name}"]
+    done = subprocess.run(words, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-3000:]
+    asked = json.loads(done.stdout)
+    assert len(asked) >= 5
+    assert not any(asked.values()), asked
 
 
 def test_all_ranks_deploy_or_none_does():

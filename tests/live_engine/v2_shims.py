@@ -41,10 +41,10 @@ def prepare() -> None:
             return native.store(pointers, value, _mask(mask, pointers))
 
     interpreter._interpreter = Masked()
-    _patch_once(interpreter.InterpretedFunction)
+    patch_once(interpreter.InterpretedFunction)
 
 
-def _patch_once(function_class: Any) -> None:
+def patch_once(function_class: Any) -> None:
     """Let a device function replace the language by its interpreted form at its first call only.
 
     The interpreter does so at every call of every device function, `tl.sum` included, which is most of its time. What

@@ -85,7 +85,7 @@ class DeviceEstimator(ABC):
         """Learn from the verdicts of one step.
 
         Args:
-            idx_mapping: persistent slot of each request in the batch, int32 `[B]`.
+            idx_mapping: persistent slot of each request in the batch, integers `[B]` (vLLM has int64).
             num_sampled: tokens that it emitted, accepted drafts and the bonus, int32 `[B]`; 0 within a prompt.
             num_rejected: admitted drafts that were rejected, int32 `[B]`.
         """
@@ -103,7 +103,8 @@ class DeviceEstimator(ABC):
 
         Args:
             logits: before temperature, `[rows, vocab]` of float32, float16 or bfloat16; the last stride is 1.
-            idx_mapping: persistent slot of each row, int32 `[rows]`; −1 in rows that pad a graph, which are left alone.
+            idx_mapping: persistent slot of each row, integers `[rows]`; −1 in rows that pad a graph, which are
+                left alone.
             draft_step: the slot k of all rows, an integer tensor without dimensions; or of each row, `[rows]`, where
                 a request owns K rows one after the other.
             confidence_probs: takes p at `[row of the batch, k]`, float32.

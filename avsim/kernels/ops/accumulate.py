@@ -156,7 +156,7 @@ _SIGNATURE = {
     "features_ptr": "*fp32",
     "predictions_ptr": "*fp32",
     "memory_ptr": "*fp32",
-    "idx_mapping_ptr": "*i32",
+    "idx_mapping_ptr": "*i64",
     "num_sampled_ptr": "*i32",
     "num_rejected_ptr": "*i32",
     "num_reqs": "i32",

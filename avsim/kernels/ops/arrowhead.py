@@ -166,7 +166,7 @@ def _warps(rows: int) -> int:
 
 def _specialised(sums: str, rows: int, num_slots: int = 7) -> tuple[tuple[Any, ...], ...]:
     options = {"num_warps": _warps(rows), "enable_fp_fusion": False}
-    batch = {"idx_mapping_ptr": "*i32", "num_sampled_ptr": "*i32", "num_rejected_ptr": "*i32", "num_reqs": "i32"}
+    batch = {"idx_mapping_ptr": "*i64", "num_sampled_ptr": "*i32", "num_rejected_ptr": "*i32", "num_reqs": "i32"}
     accumulate = {"sums_ptr": sums, "features_ptr": "*fp32", "predictions_ptr": "*fp32"} | batch
     refit = {"slope_ptr": "*fp32", "intercepts_ptr": "*fp32", "sums_ptr": sums, "l2": "fp32", "damping": "fp32"}
     return (

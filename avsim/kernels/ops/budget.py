@@ -136,7 +136,7 @@ def _warps(size: int) -> int:
 
 
 def _specialisations() -> tuple[Any, ...]:
-    table = {"confidence": "*fp32", "confidence_stride": "i32", "idx_mapping": "*i32", "capacities": "*i32"}
+    table = {"confidence": "*fp32", "confidence_stride": "i32", "idx_mapping": "*i64", "capacities": "*i32"}
     made = []
     for max_num_reqs, k in ((256, 7), (1024, 3), (1024, 16), (128, 1), (2048, 16)):
         slots, rows = padded(max_num_reqs, k)

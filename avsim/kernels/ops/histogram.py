@@ -206,7 +206,7 @@ def beta_posterior(
 _COUNT = {
     "accepted_sums": "*fp64",
     "other_sums": "*fp64",
-    "idx_mapping": "*i32",
+    "idx_mapping": "*i64",
     "num_sampled": "*i32",
     "num_rejected": "*i32",
     "features": "*fp32",

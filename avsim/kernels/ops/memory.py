@@ -108,7 +108,7 @@ def track_requests(
 
 _SIGNATURE = (
     {"memory_ptr": "*fp32", "predictions_ptr": "*fp32"}
-    | dict.fromkeys(_BATCH, "*i32")
+    | dict(zip(_BATCH, ("*i64", "*i32", "*i32"), strict=True))
     | {"num_reqs": "i32"}
     | dict.fromkeys(("prior", "rho", "rho_squared", "prior_part"), "fp32")
 )

@@ -243,7 +243,7 @@ class Scratch:
 
 
 def _specialisations() -> list[tuple[Any, dict[str, str], dict[str, Any], dict[str, Any]]]:
-    signature = {"partials_ptr": "*fp32", "partials_stride": "i32", "logits_stride": "i32", "slot_ptr": "*i32"}
+    signature = {"partials_ptr": "*fp32", "partials_stride": "i32", "logits_stride": "i32", "slot_ptr": "*i64"}
     signature |= {"slot_stride": "i32", "temperature_ptr": "*fp32"}
     made = []
     for dtype, vector, vocab, total, top in (

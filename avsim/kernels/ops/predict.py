@@ -27,7 +27,7 @@ from avsim.kernels.ops.partials import LAUNCH, VOCAB_BLOCK, Scratch, elements_pe
 from avsim.kernels.ops.predict_kernels import ARGUMENTS, persistent_kernel, predict_kernel
 from avsim.kernels.ops.rows import KIND_OF
 
-__all__ = ["SPECIALISATIONS", "Predictor", "is_persistent"]
+__all__ = ["SPECIALISATIONS", "Predictor", "is_persistent", "shapes"]
 
 _SMS = 132
 _STAGES = 3
@@ -41,6 +41,16 @@ def is_persistent(rows: int, vocab: int) -> bool:
     so few blocks that the second launch would take longer than they do. These limits are reckoned, not measured.
     """
     return rows >= 8 * _SMS or vocab <= 2 * VOCAB_BLOCK
+
+
+def shapes(most_rows: int, vocab: int) -> list[int]:
+    """Return numbers of rows, up to the most there can be, that between them run every kernel.
+
+    >>> shapes(64, 129_280), shapes(4096, 129_280), shapes(4096, 8_000)
+    ([1], [1, 1056], [1])
+    """
+    few_are, many_are = is_persistent(1, vocab), is_persistent(most_rows, vocab)
+    return [1] if few_are == many_are else [1, 8 * _SMS]
 
 
 class Predictor:
@@ -169,7 +179,7 @@ def _specialisations() -> list[tuple[Any, dict[str, str], dict[str, Any], dict[s
     shared = dict.fromkeys(ARGUMENTS, "i32") | {
         name: "*fp32" for name in ARGUMENTS if name.endswith("_ptr") and name not in ("slots_ptr", "step_ptr")
     }
-    shared |= {"slots_ptr": "*i32", "step_ptr": "*i64"}
+    shared |= {"slots_ptr": "*i64", "step_ptr": "*i64"}
     linear = {"CELLS": 0, "LOWEST": 0.0, "PER_UNIT": 0.0, "INTERPOLATE": False}
     grid = {"CELLS": 64, "LOWEST": -5.0, "PER_UNIT": 3.0, "INTERPOLATE": True}
     several, stable, plain = ("log_odds", "entropy", "margin"), ("log_odds",), ("log_odds_f32",)

@@ -145,7 +145,7 @@ class Reducer:
 
 def _specialisations() -> list[tuple[Any, dict[str, str], dict[str, Any], dict[str, Any]]]:
     signature = {"table_ptr": "*fp32", "table_stride": "i32", "step_stride": "i32", "partials_ptr": "*fp32"}
-    signature |= {"partials_stride": "i32", "slot_ptr": "*i32", "slot_stride": "i32", "step_ptr": "*i64"}
+    signature |= {"partials_stride": "i32", "slot_ptr": "*i64", "slot_stride": "i32", "step_ptr": "*i64"}
     made = []
     for vocab, top in ((129_280, 2), (151_936, 4), (32_001, 16)):
         blocks = triton.cdiv(vocab, VOCAB_BLOCK)

@@ -217,7 +217,7 @@ def choose(
 
 
 def _specialisations() -> tuple[Any, ...]:
-    table = {"confidence": "*fp32", "confidence_stride": "i32", "idx_mapping": "*i32", "capacities": "*i32"}
+    table = {"confidence": "*fp32", "confidence_stride": "i32", "idx_mapping": "*i64", "capacities": "*i32"}
     survivals = {"survivals": "*fp64"} | table | {"num_rows": "i32"}
     ranks = {"ranked": "*fp64", "survivals": "*fp64", "num_rows": "i32"}
     plain = {"enable_fp_fusion": False}

@@ -23,7 +23,10 @@ SUMS = ("verified", "expected", "observed", "accepted", "confidence")
 _BLOCK = 256
 
 
-@triton.jit(do_not_specialize=["pred_stride", "num_reqs"])
+@triton.jit(
+    do_not_specialize=["pred_stride", "num_reqs"],
+    do_not_specialize_on_alignment=["idx_ptr", "sampled_ptr", "rejected_ptr"],
+)
 def _tally_kernel(
     cells_ptr,
     sums_ptr,
@@ -119,13 +122,10 @@ _SIGNATURE = {
     "sums_ptr": "*fp64",
     "pred_ptr": "*fp32",
     "pred_stride": "i32",
-    "idx_ptr": "*i32",
+    "idx_ptr": "*i64",
     "sampled_ptr": "*i32",
     "rejected_ptr": "*i32",
     "num_reqs": "i32",
 }
 
-SPECIALISATIONS = (
-    (_tally_kernel, _SIGNATURE, _constants(), {"num_warps": 4}),
-    (_tally_kernel, _SIGNATURE | {"idx_ptr": "*i64"}, _constants(), {"num_warps": 4}),
-)
+SPECIALISATIONS = ((_tally_kernel, _SIGNATURE, _constants(), {"num_warps": 4}),)
