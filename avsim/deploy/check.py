@@ -67,10 +67,9 @@ def _kernels(bundle: Bundle, steps: int) -> dict[str, Any]:
     if not parity.holds:
         return {"passed": False, "found": f"{where}: {'; '.join(parity.failures)}"}
     worst = max(parity.worst.values(), default=0.0)
-    return {
-        "passed": True,
-        "found": f"{where}: {parity.steps} steps, {parity.refits} refit{'s' * (parity.refits != 1)}, at most {worst:.2g} of what rounding allows",
-    }
+    refits = f"{parity.refits} refit{'s' * (parity.refits != 1)}"
+    found = f"{where}: {parity.steps} steps, {refits}, at most {worst:.2g} of what rounding allows"
+    return {"passed": True, "found": found}
 
 
 def bundle_rows(bundle: Bundle) -> list[dict[str, Any]]:
