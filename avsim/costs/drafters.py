@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from avsim.costs.draft import DraftForm
-from avsim.costs.shapes import KvGroup, ModelShape
+from avsim.costs.shapes import DENSE_KERNELS, KvGroup, ModelShape, residual_values
 from avsim.errors import InputError
 from avsim.registry import suggest
 
@@ -106,9 +106,9 @@ def drafter_for(
 def _dense(target: ModelShape, layers: int) -> ModelShape:
     """Return dense layers as wide as the target's, in BF16, with plain attention."""
     heads = target.head_dim * (target.heads + 2 * target.kv_heads)
-    attention = float(target.hidden * heads + target.heads * target.head_dim * target.hidden)
+    attention, whole = float(target.hidden * heads + target.heads * target.head_dim * target.hidden), 0.0
     if target.kv[0].heads == 1:  # compressed caches: projections and cache as the target's
-        attention = target.attention_params
+        attention, whole = target.attention_params, target.whole_params
     return replace(
         target,
         name=f"{layers} dense layers",
@@ -121,6 +121,10 @@ def _dense(target: ModelShape, layers: int) -> ModelShape:
         kv=_cache(target, layers),
         dtype="bf16",
         expert_dtype="bf16",
+        whole_params=whole,
+        bf16_params=0.0,
+        residual=residual_values(target.hidden),
+        kernels=DENSE_KERNELS,
         source="",
     )
 

@@ -19,7 +19,7 @@ from avsim.types import F64Array, IntArray
 __all__ = ["RooflineCost", "distinct_experts"]
 
 _POSITIVE = ("bandwidth_efficiency", "compute_efficiency")
-_AT_LEAST_ZERO = ("layer_us", "collective_us", "cpu_ms", "eager_us_per_layer", "sampler_passes")
+_AT_LEAST_ZERO = ("kernel_us", "collective_us", "cpu_ms", "eager_us_per_layer", "sampler_passes")
 _OPTIONS = (
     "tp", "num_slots", "dtype", "expert_dtype", "kv_dtype", "context_tokens", "capture_limit", "head", "overlap",
     "expert_correlation", *_POSITIVE, *_AT_LEAST_ZERO,
@@ -45,7 +45,7 @@ def distinct_experts(experts: int, per_token: int, reqs: IntArray, tokens: IntAr
 class RooflineCost(CostModel):
     """An estimate of a decoder's step on `tp` GPUs; see docs/cost-models.md for every term and what it leaves out.
 
-        GPU     = layers · layer_us + Σ max(bytes / bandwidth, FLOPs / peak) + activations + collectives + head
+        GPU     = kernels · kernel_us + Σ max(bytes / bandwidth, FLOPs / peak) + activations + collectives + head
         verify  = max(GPU, launches where no full graph runs), at least cpu_ms
         draft   = what the drafter's passes add to max(GPU, cpu_ms)
 
@@ -59,7 +59,7 @@ class RooflineCost(CostModel):
         capture_limit: largest captured size.
         head: charge LM head and rejection sampling; `cpu_ms`: CPU work of a step, hidden behind the GPU if `overlap`.
         bandwidth_efficiency, compute_efficiency: shares of the data sheet's peaks that kernels reach.
-        layer_us: latency of a layer that neither explains. collective_us: latency of an all-reduce.
+        kernel_us: latency of a kernel that neither explains. collective_us: latency of an all-reduce.
         eager_us_per_layer: launching a layer's kernels one by one.
         sampler_passes: times that the sampler reads or writes a row of float32 logits.
         expert_correlation: ρ of `distinct_experts`.
@@ -83,7 +83,7 @@ class RooflineCost(CostModel):
     expert_correlation: float = 0.2
     bandwidth_efficiency: float = 0.8
     compute_efficiency: float = 0.6
-    layer_us: float = 15.0
+    kernel_us: float = 3.0
     collective_us: float = 5.0
     cpu_ms: float = 1.2
     eager_us_per_layer: float = 100.0
@@ -116,8 +116,10 @@ class RooflineCost(CostModel):
         total = 0.0
         for stack, dense, experts in self._stacks():
             routed = stack.moe_layers * stack.experts * stack.expert_params
-            rest = stack.total_params - 2 * stack.head_params - routed
-            total += routed * BYTES[experts] + rest * BYTES[dense]
+            whole = stack.layers * (stack.whole_params * BYTES[dense] + stack.bf16_params * BYTES["bf16"])
+            split = stack.total_params - 2 * stack.head_params - routed
+            split -= stack.layers * (stack.whole_params + stack.bf16_params)
+            total += routed * BYTES[experts] + split * BYTES[dense] + self.tp * whole
         return (total + 2 * self.target.head_params * BYTES["bf16"]) / 1e9
 
     def _stacks(self) -> list[tuple[ModelShape, str, str]]:
@@ -202,7 +204,10 @@ class RooflineCost(CostModel):
         return np.where(eager, np.maximum(gpu_ms, layers * self.eager_us_per_layer * 1e-3), gpu_ms)
 
     def _gemm_ms(self, params: float, rows: IntArray, dtype: str) -> F64Array:
-        """Return max(weights read, FLOPs) of `rows` tokens through a matrix split over all GPUs; 0 for no rows."""
+        """Return max(weights read, FLOPs) of `rows` tokens through a matrix split over all GPUs; 0 for no rows.
+
+        One that every GPU holds whole takes `tp` times as long.
+        """
         read = params * BYTES[dtype] / self._bytes_per_ms
         work = 2.0 * params * rows / self._flops_per_ms(dtype)
         return np.where(rows > 0, np.maximum(read, work), 0.0)
@@ -210,8 +215,11 @@ class RooflineCost(CostModel):
     def _stack_ms(
         self, stack: ModelShape, reqs: IntArray, tokens: IntArray, cached: F64Array, dtype: str, expert_dtype: str
     ) -> F64Array:
-        dense = stack.layers * stack.attention_params + stack.dense_layers * stack.dense_params
+        whole = stack.layers * stack.whole_params
+        dense = stack.layers * stack.attention_params - whole + stack.dense_layers * stack.dense_params
         ms = self._gemm_ms(dense + stack.moe_layers * stack.shared_params, tokens, dtype)
+        ms = ms + self.tp * self._gemm_ms(whole, tokens, dtype)
+        ms = ms + self.tp * self._gemm_ms(stack.layers * stack.bf16_params, tokens, "bf16")
         if stack.moe_layers:
             touched = distinct_experts(stack.experts, stack.experts_per_token, reqs, tokens, self.expert_correlation)
             per_expert = stack.moe_layers * stack.expert_params
@@ -226,8 +234,9 @@ class RooflineCost(CostModel):
             read = group.layers * group.values * entries * BYTES[self.kv_dtype] * self.tp / split / self._bytes_per_ms
             work = group.layers * group.flops * entries * per_req / self._flops_per_ms("bf16")
             ms = ms + np.maximum(read, work)
-        activations = stack.layers * stack.activations * BYTES["bf16"] / self._bytes_per_ms
-        ms = ms + tokens * activations + np.where(tokens > 0, stack.layers * self.layer_us * 1e-3, 0.0)
+        activations = stack.layers * (stack.activations + self.tp * stack.residual) * BYTES["bf16"]
+        latency = stack.layers * stack.kernels * self.kernel_us * 1e-3
+        ms = ms + tokens * (activations / self._bytes_per_ms) + np.where(tokens > 0, latency, 0.0)
         if self.tp > 1:
             moved = 2.0 * (self.tp - 1) / self.tp * tokens * stack.hidden * BYTES["bf16"] / (self.gpu.link_gb_s * 1e6)
             ms = ms + 2 * stack.layers * (np.where(tokens > 0, self.collective_us * 1e-3, 0.0) + moved)

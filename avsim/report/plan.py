@@ -141,7 +141,7 @@ def _unknown(given: PlanInput) -> str:
             f"the costs of drafting, of verifying drafts and of a whole step (each by {sd * 100:.0f} %, one sd)"
         )
     if unknown_layer_latency(given):
-        parts.append("the latency of a layer of experts (1 to 6 times the estimate's, see experiments/roofline-check)")
+        parts.append("the latency of a layer of experts (half to twice the estimate's)")
     return "; ".join(parts)
 
 

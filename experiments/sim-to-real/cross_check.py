@@ -8,16 +8,15 @@ initialised).
 
 from __future__ import annotations
 
-import csv
 import json
 import os
 import subprocess
 import sys
-from pathlib import Path
 from typing import Any
 
 import settings
 import workshop
+from blocks import read_blocks
 from calibrate import write_eagle
 from measure import requests_of
 from vllm_engine import MARK
@@ -58,18 +57,20 @@ def cross_check(shop: Workshop) -> str:
                 line = next(line for line in reversed(ran.stdout.splitlines()) if line.startswith(MARK))
                 settings.write_json(file, json.loads(line.removeprefix(MARK)))
             done[name] = settings.read_json(file)
-    return table(done, driver_rows(shop.out / "results.csv"))
+    return table(done, driver_rows(shop))
 
 
-def driver_rows(file: Path) -> dict[str, dict[str, str]]:
-    """Return the driver's own results by name, if there are any."""
-    if not file.exists():
-        return {}
-    with file.open(newline="", encoding="utf-8") as lines:
-        return {f"{row['cell']} {row['arm']}": row for row in csv.DictReader(lines)}
+def driver_rows(shop: Workshop) -> dict[str, tuple[str, str]]:
+    """Return the driver's own ratio and accepted tokens per block on the same requests, those of the first repeat."""
+    found = {}
+    for cell, blocks in read_blocks(shop)[0].items():
+        for arm, one in blocks[0].items():
+            ratio, accepted = one.rate / blocks[0]["none"].rate, one.accepted / one.reqs
+            found[f"{cell} {arm}"] = f"{ratio:.3f}", f"{accepted:.3f}"
+    return found
 
 
-def table(done: dict[str, dict[str, Any]], driver: dict[str, dict[str, str]]) -> str:
+def table(done: dict[str, dict[str, Any]], driver: dict[str, tuple[str, str]]) -> str:
     """Return the comparison as Markdown."""
     text = ["| requests | K | vLLM tok/s | ratio to plain | the driver's | accepted per block | the driver's |",
             "| --- | --- | --- | --- | --- | --- | --- |"]  # fmt: skip
@@ -77,8 +78,7 @@ def table(done: dict[str, dict[str, Any]], driver: dict[str, dict[str, str]]) ->
         plain = done[f"c{concurrency}-k0"]["tok_s"]
         for depth in DEPTHS:
             own = done[f"c{concurrency}-k{depth}"]
-            row = driver.get(f"eagle-greedy-c{concurrency} fixed:{depth}")
-            ratio, accepted = ("–", "–") if row is None else (row["measured"], row["accepted_per_req"])
+            ratio, accepted = driver.get(f"eagle-greedy-c{concurrency} fixed:{depth}", ("–", "–"))
             text.append(
                 f"| {concurrency} | {depth or 'plain'} | {own['tok_s']:.1f} | {own['tok_s'] / plain:.3f} | {ratio} | "
                 f"{own['accepted_per_req']:.3f} | {accepted} |"

@@ -2,82 +2,29 @@
 
 Ratios are to `none` in the same block. A ratio's error is split into what was emitted per step and what a step took:
 measured ratio / predicted ratio = (tokens per step, measured / predicted) · (ms per step, predicted / measured), both
-relative to `none`. Noise: the spread of a ratio over repeats, and `none again` against `none`.
+relative to `none`. Noise: `none again` against `none`, and the intervals of measured ratios (`blocks.py`).
 """
 
 from __future__ import annotations
 
 import csv
 import sys
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import settings
 import workshop
+from blocks import Blocks, Ratio, Sums, measured_ratio, predicted_ratio, read_blocks
 from plot import plot_ratios
 from settings import Cell
 from workshop import Workshop
 
 HEADER = (
-    "cell", "arm", "repeats", "predicted", "predicted_sd", "measured", "measured_sd", "error_pct", "tokens_error_pct",
-    "time_error_pct", "tok_s", "predicted_tok_s", "accepted_per_req", "predicted_accepted_per_req", "verified_per_req",
-    "predicted_verified_per_req", "draft_ms", "decide_ms", "verify_ms", "expected_accepted_per_req",
+    "cell", "arm", "repeats", "predicted", "predicted_sd", "measured", "measured_low", "measured_high", "error_pct",
+    "tokens_error_pct", "time_error_pct", "tok_s", "predicted_tok_s", "accepted_per_req", "predicted_accepted_per_req",
+    "verified_per_req", "predicted_verified_per_req", "draft_ms", "decide_ms", "verify_ms", "expected_accepted_per_req",
 )  # fmt: skip
 TARGET_MEDIAN_PCT, TARGET_WORST_PCT = 5.0, 10.0
-
-
-@dataclass(frozen=True)
-class Sums:
-    """One arm in one block, over the steps at full concurrency."""
-
-    steps: int
-    reqs: int
-    ms: float
-    emitted: int
-    accepted: int
-    verified: int
-    draft_ms: float
-    decide_ms: float
-    verify_ms: float
-    expected: float | None
-    slots: tuple[tuple[int, float, int], ...]
-
-    @classmethod
-    def of(cls, turns: list[list[dict[str, Any]]], concurrency: int) -> Sums:
-        steps = [step for turn in turns for step in turn if step["num_reqs"] == concurrency]
-
-        def total(name: str) -> Any:
-            return sum(step[name] for step in steps)
-
-        expected = None if any(step["expected"] is None for step in steps) else total("expected")
-        parts = (total(name) for name in ("draft_ms", "decide_ms", "verify_ms"))
-        return cls(
-            len(steps), total("num_reqs"), total("ms"), total("emitted"), total("accepted"), total("verified"), *parts,
-            expected, tuple(tuple(slot) for step in steps for slot in step["slots"]),
-        )  # fmt: skip
-
-    @property
-    def rate(self) -> float:
-        """Tokens per ms."""
-        return self.emitted / self.ms
-
-
-Blocks = dict[str, list[dict[str, Sums]]]
-
-
-def read_blocks(shop: Workshop) -> tuple[Blocks, dict[str, list[dict[str, Any]]]]:
-    """Return the sums of each arm by cell and repeat, and the blocks' own facts."""
-    sums: Blocks = {}
-    facts: dict[str, list[dict[str, Any]]] = {}
-    loads = {cell.name: cell.concurrency for cell in shop.setup.cells}
-    for file in shop.blocks:
-        block = settings.read_json(file)
-        cell = block["cell"]
-        found = {arm: Sums.of(turns, loads[cell]) for arm, turns in block.pop("arms").items()}
-        sums.setdefault(cell, []).append(found)
-        facts.setdefault(cell, []).append(block)
-    return sums, facts
 
 
 def lines(shop: Workshop, sums: Blocks, predictions: dict[str, Any]) -> list[dict[str, Any]]:
@@ -96,7 +43,7 @@ def lines(shop: Workshop, sums: Blocks, predictions: dict[str, Any]) -> list[dic
 
 def line(cell: Cell, arm: str, blocks: list[dict[str, Sums]], told: dict[str, Any]) -> dict[str, Any]:
     own, plain, mine = [block[arm] for block in blocks], [block["none"] for block in blocks], told[arm]
-    ratio = np.array([one.rate / base.rate for one, base in zip(own, plain, strict=True)])
+    ratio = measured_ratio(blocks, arm, "none")
     tokens = np.mean([one.emitted / one.steps / (base.emitted / base.steps)
                       for one, base in zip(own, plain, strict=True)])  # fmt: skip
     time = np.mean([one.ms / one.steps / (base.ms / base.steps) for one, base in zip(own, plain, strict=True)])
@@ -105,8 +52,8 @@ def line(cell: Cell, arm: str, blocks: list[dict[str, Sums]], told: dict[str, An
     reqs, steps = sum(one.reqs for one in own), sum(one.steps for one in own)
     expected = None if own[0].expected is None else sum(one.expected or 0.0 for one in own) / reqs
     values = (
-        cell.name, arm, len(blocks), mine["ratio"], mine["ratio_sd"], float(ratio.mean()),
-        float(ratio.std(ddof=1)) if len(ratio) > 1 else None, 100 * (mine["ratio"] / float(ratio.mean()) - 1),
+        cell.name, arm, len(blocks), mine["ratio"], mine["ratio_sd"], ratio.mean, ratio.low, ratio.high,
+        100 * (mine["ratio"] / ratio.mean - 1),
         100 * (told_tokens / float(tokens) - 1), 100 * (told_time / float(time) - 1),
         1e3 * sum(one.emitted for one in own) / sum(one.ms for one in own), mine["throughput_tok_s"],
         sum(one.accepted for one in own) / reqs, mine["accepted_per_req"],
@@ -129,22 +76,43 @@ def noise_pct(rows: list[dict[str, Any]], sums: Blocks) -> dict[str, float]:
 def rankings(rows: list[dict[str, Any]], sums: Blocks) -> list[dict[str, Any]]:
     """Compare, per cell, the two arms that were measured fastest with what was predicted of them.
 
-    They differ by more than their noise if every block says so and there are two at least; with one block, if they
-    differ by more than twice the noise of `none again` (2 % where it was not run).
+    They differ by more than their noise if the interval of their ratio leaves out 1.
     """
-    found, noise = [], noise_pct(rows, sums)
+    found = []
     for cell, blocks in sums.items():
         told = {row["arm"]: row["predicted"] for row in rows if row["cell"] == cell} | {"none": 1.0}
         seen = {row["arm"]: row["measured"] for row in rows if row["cell"] == cell} | {"none": 1.0}
         arms = sorted((arm for arm in seen if not arm.endswith(" again")), key=lambda arm: -seen[arm])
         first, second = arms[:2]
-        ahead = [block[first].rate / block[second].rate - 1 for block in blocks]
-        limit = 2 * noise.get(cell, 1.0) / 100
-        differ = min(ahead) > 0 if len(ahead) > 1 else ahead[0] > limit
+        ahead = measured_ratio(blocks, first, second)
         found.append({
-            "cell": cell, "first": first, "second": second, "measured_pct": 100 * float(np.mean(ahead)),
-            "predicted_pct": 100 * (told[first] / told[second] - 1), "differ": differ,
-            "right": told[first] > told[second], "predicted_first": max(told, key=lambda arm: told[arm]),
+            "cell": cell, "first": first, "second": second, "measured": ahead,
+            "predicted": told[first] / told[second], "differ": ahead.verdict != "no difference",
+            "right": told[first] > told[second],
+        })  # fmt: skip
+    return found
+
+
+def gains(shop: Workshop, sums: Blocks, predictions: dict[str, Any]) -> list[dict[str, Any]]:
+    """Hold adaptive against fixed K in each cell: the best of either kind, by prediction, `none` being K = 0.
+
+    `tuned` is the same adaptive arm against the fixed K that was measured fastest, which no prediction chose.
+    """
+    found = []
+    for cell in shop.setup.cells:
+        blocks = sums.get(cell.name)
+        told = predictions["cells"][cell.name]["arms"]
+        arms = sorted((arm for arm in cell.arms if not arm.endswith(" again")), key=lambda arm: -told[arm]["ratio"])
+        fixed = [arm for arm in arms if arm == "none" or arm.startswith("fixed")]
+        adaptive = [arm for arm in arms if arm not in fixed]
+        if not blocks or not adaptive:
+            continue
+        tuned = max(fixed, key=lambda arm: measured_ratio(blocks, arm, "none").mean)
+        found.append({
+            "cell": cell.name, "adaptive": adaptive[0], "fixed": fixed[0], "best_fixed": tuned,
+            "predicted": predicted_ratio(told, adaptive[0], fixed[0], len(blocks)),
+            "measured": measured_ratio(blocks, adaptive[0], fixed[0]),
+            "tuned": measured_ratio(blocks, adaptive[0], tuned),
         })  # fmt: skip
     return found
 
@@ -172,25 +140,36 @@ def calibration(sums: Blocks) -> list[dict[str, Any]]:
     return found
 
 
-def verdicts(rows: list[dict[str, Any]], ranks: list[dict[str, Any]], noise: dict[str, float]) -> list[str]:
+def verdicts(
+    rows: list[dict[str, Any]], ranks: list[dict[str, Any]], against: list[dict[str, Any]], noise: dict[str, float]
+) -> list[str]:
     """Say which of the aims were met, and where it failed worst and why."""
     judged = [row for row in rows if not row["arm"].endswith(" again")]
     errors = np.abs([row["error_pct"] for row in judged])
     worst = judged[int(errors.argmax())]
     allowed = max(TARGET_WORST_PCT, 2 * noise.get(worst["cell"], 0.0))
+    clear = sum(rank["differ"] for rank in ranks)
     wrong = [rank for rank in ranks if rank["differ"] and not rank["right"]]
     sign = sum((row["predicted"] > 1) == (row["measured"] > 1) for row in judged)
     cause = "acceptance" if abs(worst["tokens_error_pct"]) > abs(worst["time_error_pct"]) else "step time"
     met = {True: "met", False: "NOT met"}
+    said = [gain for gain in against if gain["predicted"].verdict == "gain"]
+    kept = [gain for gain in said if gain["measured"].verdict == "gain"]
+    others = [gain for gain in against if gain not in said]
+    unsaid = [gain for gain in others if gain["measured"].verdict == "gain"]
+    tuned = [gain for gain in others if gain["tuned"].verdict == "gain"]
     return [
         f"Median absolute error of the ratio {np.median(errors):.1f} % (aim ≤ {TARGET_MEDIAN_PCT:.0f} %): "
         f"{met[bool(np.median(errors) <= TARGET_MEDIAN_PCT)]}.",
         f"Worst {errors.max():.1f} % ({worst['arm']} in {worst['cell']}; aim ≤ {allowed:.1f} %): "
         f"{met[bool(errors.max() <= allowed)]}; of it, {cause} is the larger part (tokens per step "
         f"{worst['tokens_error_pct']:+.1f} %, time per step {worst['time_error_pct']:+.1f} %).",
-        f"Ranking of the top two wrong in {len(wrong)} of {sum(rank['differ'] for rank in ranks)} cells where they "
-        f"differ by more than their noise: {met[not wrong]}.",
+        f"Ranking of the top two wrong in {len(wrong)} of {clear} cells where they differ by more than their noise"
+        + (f": {met[not wrong]}." if clear else ", so nothing to judge."),
         f"Sign against `none` right in {sign} of {len(judged)}.",
+        f"Adaptive over the best fixed K: a gain predicted in {len(said)} of {len(against)} cells, and measured in "
+        f"{len(kept)} of those; of the other {len(others)}, in {len(unsaid)} over the fixed K that was predicted to be "
+        f"best, in {len(tuned)} over the one that was: {met[len(kept) == len(said) and not tuned]}.",
     ]
 
 
@@ -198,29 +177,40 @@ def table(head: list[str], body: list[list[str]]) -> str:
     return "\n".join("| " + " | ".join(row) + " |" for row in [head, ["---"] * len(head), *body])
 
 
-def page(shop: Workshop, rows: list[dict[str, Any]], sums: Blocks, facts: dict[str, list[dict[str, Any]]]) -> str:
+def page(
+    shop: Workshop, rows: list[dict[str, Any]], against: list[dict[str, Any]], sums: Blocks,
+    facts: dict[str, list[dict[str, Any]]],
+) -> str:  # fmt: skip
     """Return the results as Markdown."""
     ranks, noise = rankings(rows, sums), noise_pct(rows, sums)
-    parts = ["\n".join(f"- {text}" for text in verdicts(rows, ranks, noise))]
-    parts.append("Ratio to `none`, predicted and measured (± standard deviation over replicates and repeats):")
+    parts = ["\n".join(f"- {text}" for text in verdicts(rows, ranks, against, noise))]
+    parts.append(
+        "Adaptive against fixed K (`none` is K = 0). Both arms are the best of their kind by prediction; the last "
+        "columns put the same adaptive arm against the fixed K that was measured fastest:"
+    )
+    parts.append(table(
+        ["cell", "adaptive", "fixed", "predicted ratio", "says", "measured ratio", "shows", "fastest fixed", "ratio"],
+        [[g["cell"], g["adaptive"], g["fixed"], str(g["predicted"]), g["predicted"].verdict, str(g["measured"]),
+          g["measured"].verdict, g["best_fixed"], str(g["tuned"])] for g in against],
+    ))  # fmt: skip
+    parts.append("Ratio to `none`: predicted ± standard deviation over replicates, measured with its 95 % interval:")
     body = []
     for row in rows:
-        spread = "" if row["measured_sd"] is None else f" ± {row['measured_sd']:.3f}"
+        seen = Ratio(row["measured"], row["measured_low"], row["measured_high"])
         body.append([
             row["cell"], row["arm"], str(row["repeats"]), f"{row['predicted']:.3f} ± {row['predicted_sd']:.3f}",
-            f"{row['measured']:.3f}{spread}", f"{row['error_pct']:+.1f}", f"{row['tokens_error_pct']:+.1f}",
-            f"{row['time_error_pct']:+.1f}", f"{row['tok_s']:.1f}", f"{row['predicted_accepted_per_req']:.2f}",
-            f"{row['accepted_per_req']:.2f}", f"{row['predicted_verified_per_req']:.2f}",
-            f"{row['verified_per_req']:.2f}", f"{row['decide_ms']:.1f}",
+            str(seen), f"{row['error_pct']:+.1f}", f"{row['tokens_error_pct']:+.1f}", f"{row['time_error_pct']:+.1f}",
+            f"{row['tok_s']:.1f}", f"{row['predicted_accepted_per_req']:.2f}", f"{row['accepted_per_req']:.2f}",
+            f"{row['predicted_verified_per_req']:.2f}", f"{row['verified_per_req']:.2f}", f"{row['decide_ms']:.1f}",
         ])  # fmt: skip
     head = ["cell", "arm", "n", "predicted", "measured", "error %", "tokens/step %", "ms/step %", "tok/s",
             "accepted, predicted", "accepted", "verified, predicted", "verified", "deciding ms"]  # fmt: skip
     parts.append(table(head, body))
     parts.append("Noise of the measurement (`none` a second time in the same block), and the two fastest arms:")
     parts.append(table(
-        ["cell", "repeat noise %", "first", "second", "measured lead %", "predicted lead %", "beyond noise", "right"],
+        ["cell", "repeat noise %", "first", "second", "measured ratio", "predicted", "beyond noise", "right"],
         [[r["cell"], f"{noise[r['cell']]:.1f}" if r["cell"] in noise else "–", r["first"], r["second"],
-          f"{r['measured_pct']:+.1f}", f"{r['predicted_pct']:+.1f}", "yes" if r["differ"] else "no",
+          str(r["measured"]), f"{r['predicted']:.3f}", "yes" if r["differ"] else "no",
           "yes" if r["right"] else "no"] for r in ranks],
     ))  # fmt: skip
     parts.append("Predicted against realised acceptance, slot by slot (observed slots) and in tokens:")
@@ -271,7 +261,7 @@ def evaluate(shop: Workshop) -> str:
         for row in rows:
             writer.writerow({key: round(value, 4) if isinstance(value, float) else value for key, value in row.items()})
     (shop.out / "plot.svg").write_text(plot_ratios(rows), encoding="utf-8")
-    text = page(shop, rows, sums, facts)
+    text = page(shop, rows, gains(shop, sums, predictions), sums, facts)
     (shop.out / "results.md").write_text(text, encoding="utf-8")
     return text
 

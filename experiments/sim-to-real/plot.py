@@ -5,14 +5,17 @@ from __future__ import annotations
 from html import escape
 from typing import Any
 
-COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000", "#999999")
+COLOURS = (
+    "#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000", "#999999", "#882255", "#44aa99",
+    "#332288", "#ddcc77",
+)  # fmt: skip
 SIZE, EDGE = 460, 52
 
 
 def plot_ratios(rows: list[dict[str, Any]]) -> str:
     """Return the figure: one mark per cell and arm, coloured by arm; the diagonal, ±5 %, and 1 on both axes."""
     rows = [row for row in rows if not row["arm"].endswith(" again")]
-    values = [row[name] for row in rows for name in ("predicted", "measured")] + [1.0]
+    values = [row[name] for row in rows for name in ("predicted", "measured_low", "measured_high")] + [1.0]
     low, high = min(values) - 0.05, max(values) + 0.05
     arms = list(dict.fromkeys(row["arm"] for row in rows))
 
@@ -36,9 +39,9 @@ def plot_ratios(rows: list[dict[str, Any]]) -> str:
         )
     for row in rows:
         colour = COLOURS[arms.index(row["arm"]) % len(COLOURS)]
-        x, y, spread = at(row["predicted"]), SIZE - at(row["measured"]), row["measured_sd"] or 0.0
+        x, y = at(row["predicted"]), SIZE - at(row["measured"])
         title = escape(f"{row['cell']} {row['arm']}: predicted {row['predicted']:.3f}, measured {row['measured']:.3f}")
-        parts.append(line(row["predicted"], row["measured"] - spread, row["predicted"], row["measured"] + spread,
+        parts.append(line(row["predicted"], row["measured_low"], row["predicted"], row["measured_high"],
                           f'stroke="{colour}"'))  # fmt: skip
         parts.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="4" fill="{colour}"><title>{title}</title></circle>')
     for index, arm in enumerate(arms):

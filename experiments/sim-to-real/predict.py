@@ -93,6 +93,7 @@ def summarise(result: SimulationResult, ratio: np.ndarray) -> dict[str, Any]:
         "throughput_tok_s": float(full.throughput_tok_s.mean()),
         "ratio": float(ratio.mean()),
         "ratio_sd": float(ratio.std(ddof=1)),
+        "ratios": [round(float(one), 5) for one in ratio],
         "step_ms": float((full.ms / full.steps).mean()),
         "emitted_per_req": float((full.emitted / reqs).mean()),
         "accepted_per_req": float((full.accepted / reqs).mean()),

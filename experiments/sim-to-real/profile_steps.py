@@ -15,6 +15,7 @@ from workshop import Workshop, kv_tokens_per_req, say
 
 from avsim import costs
 from avsim.costs.base import CostCard
+from avsim.costs.profile.measure import Measured
 
 # Tiles hold six rows, so 6 → 7, 12 → 13, … are steps up: both sides of the first of them.
 SIZES = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 13, 16, 18, 19, 24, 25, 30, 36, 48, 64, 80, 96)
@@ -24,45 +25,59 @@ STEPS = 25
 
 
 def profile(shop: Workshop) -> None:
-    """Measure every drafter and temperature that has no cost file yet."""
-    most = shop.setup.most_reqs
-    reqs = tuple(n for n in (1, 2, 4, 8, 16, 32) if n <= most)
-    sizes = tuple(n for n in SIZES if n <= most * (shop.setup.num_slots + 1))
-    for name, temperature in shop.setup.conditions:
-        file = shop.cost_file(name, temperature)
-        if file.exists():
-            continue
-        say(f"profile {file.stem}")
-        runner = DriverRunner(shop.target, shop.drafters[name], temperature, shop.setup.num_slots, most)
-        verify = measure_verify(
-            runner, sizes, CONTEXTS, shop.setup.profile_repeats, shop.setup.profile_minutes, shop.clock, lambda *_: None
-        )
-        timer = ColdTimer(runner.verify((1,), CONTEXT), shop.clock)
-        draft = measure_draft(runner, reqs, CONTEXT, shop.setup.profile_repeats, timer)
-        about = runner.describe()
-        card = CostCard(
-            name=f"sim-to-real-{file.stem}", model=about["model"], hardware=about["hardware"], kind="measured",
-            source=f"experiments/sim-to-real, {settings.now()}", num_speculative_tokens=shop.setup.num_slots,
-            vocab_size=int(about["vocab_size"]), drafter_kind="eagle",
-            notes=f"Steps of this experiment's driver, {about['includes']} included.",
-        )  # fmt: skip
-        cost, quality = fit(verify, draft, runner, card)
-        here = [cell for cell in shop.setup.cells if (cell.drafter, cell.temperature) == (name, temperature)]
-        arms = sorted({settings.plain_name(arm) for cell in here for arm in cell.arms} - {"none"})
-        overheads = {spec: overhead(shop, spec, name, temperature, cost, reqs, timer) for spec in arms}
-        samples = {
-            "verify": [
-                {"tokens": cell.num_tokens, "context": cell.context, "ms": ms.tolist()}
-                for cell, ms in zip(verify.cells, verify.ms, strict=True)
-            ],
-            "draft": [{"depth": d, "requests": r, "rows": n, "ms": ms} for (d, r, n), ms in draft.items()],
+    """Measure every drafter and temperature that has no cost file yet; target steps once for all drafters."""
+    for temperature in sorted({temperature for _, temperature in shop.setup.conditions}):
+        names = [name for name, own in shop.setup.conditions if own == temperature]
+        names = [name for name in names if not shop.cost_file(name, temperature).exists()]
+        cells = [cell for cell in shop.setup.cells if cell.temperature == temperature]
+        most = max(cell.concurrency for cell in cells)
+        runners = {
+            name: DriverRunner(shop.target, shop.drafters[name], temperature, shop.setup.num_slots, most)
+            for name in names
         }
-        document = costs.dump(cost) | {
-            "quality": quality, "overheads": overheads,
-            "measured": about | workshop.describe_machine() | {"clock": shop.clock_name},
-        }  # fmt: skip
-        settings.write_json(file.with_name(f"{file.stem}-samples.json"), samples)
-        settings.write_json(file, document)
+        if runners:
+            say(f"profile target steps at T = {temperature:g}")
+            sizes = tuple(n for n in SIZES if n <= most * (shop.setup.num_slots + 1))
+            verify = measure_verify(
+                runners[names[0]], sizes, CONTEXTS, shop.setup.profile_repeats, shop.setup.profile_minutes, shop.clock,
+                lambda *_: None,
+            )  # fmt: skip
+        for name, runner in runners.items():
+            say(f"profile {settings.condition_name(name, temperature)}")
+            profile_drafter(shop, name, runner, verify, most)
+
+
+def profile_drafter(shop: Workshop, name: str, runner: DriverRunner, verify: Measured, most: int) -> None:
+    """Measure a drafter's steps and the decisions of its arms; write the cost file."""
+    temperature = runner.sampler.temperature
+    file = shop.cost_file(name, temperature)
+    reqs = tuple(n for n in (1, 2, 4, 8, 16, 32) if n <= most)
+    timer = ColdTimer(runner.verify((1,), CONTEXT), shop.clock)
+    draft = measure_draft(runner, reqs, CONTEXT, shop.setup.profile_repeats, timer)
+    about = runner.describe()
+    card = CostCard(
+        name=f"sim-to-real-{file.stem}", model=about["model"], hardware=about["hardware"], kind="measured",
+        source=f"experiments/sim-to-real, {settings.now()}", num_speculative_tokens=shop.setup.num_slots,
+        vocab_size=int(about["vocab_size"]), drafter_kind="eagle",
+        notes=f"Steps of this experiment's driver, {about['includes']} included.",
+    )  # fmt: skip
+    cost, quality = fit(verify, draft, runner, card)
+    here = [cell for cell in shop.setup.cells if (cell.drafter, cell.temperature) == (name, temperature)]
+    arms = sorted({settings.plain_name(arm) for cell in here for arm in cell.arms} - {"none"})
+    overheads = {spec: overhead(shop, spec, name, temperature, cost, reqs, timer) for spec in arms}
+    samples = {
+        "verify": [
+            {"tokens": cell.num_tokens, "context": cell.context, "ms": ms.tolist()}
+            for cell, ms in zip(verify.cells, verify.ms, strict=True)
+        ],
+        "draft": [{"depth": d, "requests": r, "rows": n, "ms": ms} for (d, r, n), ms in draft.items()],
+    }
+    document = costs.dump(cost) | {
+        "quality": quality, "overheads": overheads,
+        "measured": about | workshop.describe_machine() | {"clock": shop.clock_name},
+    }  # fmt: skip
+    settings.write_json(file.with_name(f"{file.stem}-samples.json"), samples)
+    settings.write_json(file, document)
 
 
 def overhead(

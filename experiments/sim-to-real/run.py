@@ -45,8 +45,6 @@ def publish(out: Path, name: str, steps: list[str]) -> None:
     parts |= {"cross_check": "cross-check.md"} if "cross_check" in steps else {}
     for mark, file in parts.items():
         made = (out / file).read_text(encoding="utf-8")
-        if mark == name:
-            made += f"\n![Measured against predicted ratios](results/{name}/plot.svg)\n"
         pattern = rf"(<!-- {mark} -->\n).*?(<!-- /{mark} -->)"
         text = re.sub(pattern, lambda match, made=made: match[1] + made + match[2], text, flags=re.DOTALL)
     page.write_text(text, encoding="utf-8")

@@ -12,6 +12,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "experiments" / "sim-to-real"))
 
+import blocks
 import calibrate
 import evaluate
 import measure
@@ -276,12 +277,14 @@ def test_predictions_come_first_and_stay(tmp_path):
 
 def test_an_error_is_split_into_tokens_and_time(tmp_path):
     """Measured as predicted, but for steps that take 10 % longer: the error is that, and all of it time."""
-    cell = settings.Cell("eagle", 0.0, 2, 4, ("none", "none again", "fixed:1"))
+    cell = settings.Cell("eagle", 0.0, 2, 4, ("none", "none again", "fixed:1", "adaptive @ 1"))
     told = {"ratio_sd": 0.0, "throughput_tok_s": 1.0, "verified_per_req": 1.0}
-    none = told | {"ratio": 1.0, "emitted_per_req": 1.0, "step_ms": 20.0, "accepted_per_req": 0.0}
-    fixed = told | {"ratio": 1.5 / 1.2, "emitted_per_req": 1.5, "step_ms": 24.0, "accepted_per_req": 0.5}
+    none = told | {"ratio": 1.0, "ratios": [1.0, 1.0], "emitted_per_req": 1.0, "step_ms": 20.0, "accepted_per_req": 0.0}
+    fixed = none | {"ratio": 1.25, "ratios": [1.2, 1.3], "emitted_per_req": 1.5, "step_ms": 24.0,
+                    "accepted_per_req": 0.5}  # fmt: skip
+    adaptive = fixed | {"ratio": 1.5, "ratios": [1.44, 1.56], "step_ms": 20.0}
     predictions = {"written": "2026-01-01", "cells": {cell.name: {"arms": {
-        "none": none, "none again": none, "fixed:1": fixed,
+        "none": none, "none again": none, "fixed:1": fixed, "adaptive @ 1": adaptive,
     }}}}  # fmt: skip
 
     def steps(ms, emitted, accepted):
@@ -294,7 +297,7 @@ def test_an_error_is_split_into_tokens_and_time(tmp_path):
     machine = {"processor": "p", "cores": 2, "environment": {"OMP_NUM_THREADS": "1"}, "clock": "wall"}
     for repeat, slower in enumerate((1.0, 3.0)):
         arms = {"none": steps(20.0 * slower, 2, 0), "none again": steps(20.2 * slower, 2, 0),
-                "fixed:1": steps(24.0 * 1.1 * slower, 3, 1)}  # fmt: skip
+                "fixed:1": steps(24.0 * 1.1 * slower, 3, 1), "adaptive @ 1": steps(25.0 * slower, 3, 1)}  # fmt: skip
         block = {"cell": cell.name, "repeat": repeat, "started": "2026-01-02", "load_average": [0.0],
                  "machine": machine, "same_output": {"fixed:1": [4, 4]}, "arms": arms,
                  "predictions_sha256": settings.sha256([tmp_path / "predictions.json"])}  # fmt: skip
@@ -302,13 +305,28 @@ def test_an_error_is_split_into_tokens_and_time(tmp_path):
     setup = SimpleNamespace(cells=(cell,), repeats=3)
     shop = Workshop(setup, tmp_path, tmp_path)
     text = evaluate.evaluate(shop)
-    assert "| eagle-greedy-c2 | fixed:1 | 2 | 1.250 ± 0.000 | 1.136 ± 0.000 | +10.0 | +0.0 | -9.1 |" in text
-    assert "| eagle-greedy-c2 | 1.0 | fixed:1 | none | +13.6 | +25.0 | yes | yes |" in text
+    one, same = "1.136 [1.136, 1.136]", "1.056 [1.056, 1.056]"
+    assert f"| eagle-greedy-c2 | fixed:1 | 2 | 1.250 ± 0.000 | {one} | +10.0 | +0.0 | -9.1 |" in text
+    assert f"| eagle-greedy-c2 | 1.0 | adaptive @ 1 | fixed:1 | {same} | 1.200 | yes | yes |" in text
+    said = "adaptive @ 1 | fixed:1 | 1.200 [1.200, 1.200] | gain"
+    assert f"| eagle-greedy-c2 | {said} | {same} | gain | fixed:1 | {same} |" in text
+    assert "a gain predicted in 1 of 1 cells, and measured in 1 of those; of the other 0" in text
     assert "2 of 3 blocks were measured" in text
     assert "token for token" in text
     settings.write_json(tmp_path / "predictions.json", predictions | {"written": "2027"})
     with pytest.raises(SystemExit, match="do not follow from predictions"):
         evaluate.evaluate(shop)
+
+
+def test_the_interval_of_a_ratio_covers_it():
+    """Turns whose times are one exponential noise each: 95 % intervals hold the truth about that often."""
+    rng, held = np.random.default_rng(5), 0
+    for _ in range(200):
+        turns = [np.stack([np.full(40, 10.0), 5.0 + rng.exponential(1.0, 40)], axis=1) for _ in range(6)]
+        sums = [SimpleNamespace(turns=turn, rate=turn[:, 0].sum() / turn[:, 1].sum()) for turn in turns]
+        found = blocks.measured_ratio([{"a": a, "b": b} for a, b in zip(sums[::2], sums[1::2], strict=True)], "a", "b")
+        held += found.low <= 1 <= found.high
+    assert 180 <= held <= 198
 
 
 def test_sequences_are_balanced_and_differ_between_repeats():

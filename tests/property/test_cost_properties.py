@@ -70,7 +70,7 @@ def estimates(draw):
         "capture_limit": draw(st.sampled_from([0, 64, 512])),
         "overlap": draw(st.booleans()),
         "expert_correlation": draw(st.floats(0, 1)),
-        "layer_us": draw(st.floats(0, 200)),
+        "kernel_us": draw(st.floats(0, 20)),
         "cpu_ms": draw(st.floats(0, 20)),
         "eager_us_per_layer": draw(st.floats(0, 1000)),
     }

@@ -9,7 +9,7 @@ from avsim.costs import RooflineCost, StepShape, load
 from avsim.costs.roofline import distinct_experts
 from avsim.errors import InputError
 
-PLAIN = "bandwidth_efficiency=1,compute_efficiency=1,layer_us=0,cpu_ms=0,sampler_passes=0,eager_us_per_layer=0"
+PLAIN = "bandwidth_efficiency=1,compute_efficiency=1,kernel_us=0,cpu_ms=0,sampler_passes=0,eager_us_per_layer=0"
 
 
 def build(text: str) -> RooflineCost:
@@ -94,6 +94,24 @@ def test_only_caches_with_several_heads_are_split() -> None:
         assert four == pytest.approx(times[8] * (2 if split == 4 else 1))
 
 
+def test_what_every_gpu_holds_whole_does_not_shrink() -> None:
+    """DeepSeek-V4-Flash on four GPUs, one token: bytes a GPU by the shapes of vLLM 0.33, and the kernels' latency."""
+    spec = f"deepseek-v4-flash,gpu=b300,tp=4,head=false,collective_us=0,{PLAIN}"
+    model = build(spec)
+    hidden, by_four_layers, by_128_layers = 4096, 21, 20
+    down = (1024 + 512) * hidden
+    mixing = 2 * 24 * 4 * hidden * 4  # float32
+    split = (1024 * 64 * 512 + 64 * 512 * 1024 + 8 * 1024 * hidden + 3 * hidden * 2048 + hidden * 256) / 4
+    by_four = 8192 * 1024 + (2048 + 512 + 64) * hidden * 2
+    experts = 6 * 3 * hidden * 2048 * 0.5625 / 4
+    weights = 43 * (down + mixing + split + experts) + by_four_layers * by_four + by_128_layers * 1024 * hidden * 2
+    token = 43 * 2 * (36 * hidden + (2 * 66 * 512 + 3 * 7 * 2048) / 4)
+    moved = 2 * 0.75 * 43 * 2 * hidden * 2 / 900e6
+    assert model.verify_ms(step(1, 1)) == pytest.approx([(weights + token) / 7700e6 + moved])
+    slow = build(spec.replace("kernel_us=0", "kernel_us=2"))
+    assert slow.verify_ms(step(1, 1)) - model.verify_ms(step(1, 1)) == pytest.approx([43 * 26 * 2e-3])
+
+
 def test_tensor_parallelism_pays_for_its_collectives() -> None:
     bare = build(f"llama-3.1-70b,gpu=h200,tp=4,head=false,collective_us=0,{PLAIN}")
     slow = build(f"llama-3.1-70b,gpu=h200,tp=4,head=false,collective_us=7,{PLAIN}")
@@ -160,7 +178,7 @@ def test_it_says_that_it_is_an_estimate() -> None:
         ("llama-3.1-70b,gpu=h200", "takes 141 GB of weights, and tp=1 × h200 hold 141 GB; raise tp or lower dtype"),
         ("llama-3.1-8b,gpu=h200,dtype=int8", "dtype must be one of bf16, fp8, fp4, not 'int8'"),
         ("llama-3.1-8b,gpu=h200,bandwidth_efficiency=0", r"bandwidth_efficiency must lie in \(0, 1.5\]"),
-        ("llama-3.1-8b,gpu=h200,layer_us=-1", "layer_us must be finite and ≥ 0"),
+        ("llama-3.1-8b,gpu=h200,kernel_us=-1", "kernel_us must be finite and ≥ 0"),
         ("llama-3.1-8b,gpu=h200,tp=0", "tp and k must be at least 1"),
         ("llama-3.1-8b,gpu=h200,expert_correlation=2", "expert_correlation must lie in"),
         ("llama-3.1-8b", "roofline needs gpu"),

@@ -217,7 +217,7 @@ def test_what_costs_are_unsure_of_follows_their_kind() -> None:
     assert log_cost_sd(sure(dense, cost_sd=None)) == 0.3
     assert log_cost_sd(sure(curve(tokens(5, 0.1)), cost_sd=None)) == 0.05
     assert unknown_layer_latency(sure(dense, cost_sd=None)) == 0
-    assert unknown_layer_latency(sure(experts, cost_sd=None)) == pytest.approx(48 * 15e-3)
+    assert unknown_layer_latency(sure(experts, cost_sd=None)) == pytest.approx(48 * 14 * 3e-3)
     assert unknown_layer_latency(sure(experts)) == 0
     wide = make_plan(PlanInput(RATES, experts, draws=40), [1]).loads[0].fixed[3].over_none
     narrow = make_plan(PlanInput(RATES, experts, draws=40, cost_sd=0.05), [1]).loads[0].fixed[3].over_none
