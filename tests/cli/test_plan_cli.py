@@ -74,8 +74,8 @@ def test_a_roofline_says_that_it_is_an_estimate_and_experts_that_latency_is_unkn
     assert "ROOFLINE ESTIMATE" in dense
     assert "each by 30 %" in dense
     assert "layer of experts" not in dense
-    assert "layer of experts (1 to 6 times" in words(run(*RATES, "--model", "glm-4.5-air", "--gpu", "h200", "--tp", "4",
-                                                         "--drafter", "mtp", *FEW))  # fmt: skip
+    experts = words(run(*RATES, "--model", "glm-4.5-air", "--gpu", "h200", "--tp", "4", "--drafter", "mtp", *FEW))
+    assert "layer of experts (half to twice" in experts
 
 
 def test_json_is_complete_and_the_same_each_time() -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import importlib
 from pathlib import Path
 
 import pytest
 
 from avsim.experiments import Experiment, find
 from avsim.experiments.runner import run_experiment, stored_outcome
+from avsim.planning.throughput_table import Point
 
 PUBLISHED = find(Path(__file__).parent.parent.parent / "experiments/published")
 
@@ -38,3 +40,24 @@ def test_what_is_stored_is_whole(experiment: Experiment) -> None:
     assert (experiment.folder / "plot.svg").is_file()
     assert [path.name for path in experiment.folder.glob("*.svg")] == ["plot.svg"]
     assert list(stored.result.inputs) == [*experiment.needs, *(path.name for path in experiment.traces)]
+
+
+def test_the_slow_rows_of_pr_52228_still_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """V5 and V6 in small, on made-up cells: both arms of one dataset, one arm of another."""
+    monkeypatch.syspath_prepend(next(item.folder for item in PUBLISHED if item.id == "V5"))
+    method = importlib.import_module("pr52228")
+    monkeypatch.setattr(method, "SWEEPS", 60)
+    monkeypatch.setattr(method, "WEIGHED", 60)
+    rates = {"code": (4000.0, 4400.0, 4.0), "chat": (2600.0, 3300.0, 2.4)}
+    rows = {
+        name: method.Row(
+            Point(name, "fixed", 7, 64, 60.0, off, length, 1.0), Point(name, "adaptive", 7, 64, 60.0, on, length, 1.0)
+        )
+        for name, (off, on, length) in rates.items()
+    }
+    found = method.fit_and_predict(rows, ["code"], 20, 0)
+    assert 1 <= found.effective_draws <= 60
+    middle, low, high = found.gain_pct("chat")
+    assert low <= middle <= high
+    # What is known of one dataset is used for it: its gain was 10 %.
+    assert abs(found.gain_pct("code")[0] - 10) < 10

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import polars as pl
 
-from avsim.planning.infer import Fit, Posterior, Priors, fit_points
+from avsim.planning.infer import Posterior, Priors, fit_points
 from avsim.planning.predict import Prediction, predict_adaptive
 from avsim.planning.throughput_table import Point
 
@@ -84,7 +84,7 @@ def weighed(posterior: Posterior, cells: list[Point], seed: int) -> tuple[Poster
     """Add cells to a posterior: draws resampled by their likelihood, and how many independent ones they are worth."""
     fit, rng = posterior.fit, np.random.default_rng([seed, 0x0E55])
     theta = posterior.draws[rng.choice(len(posterior.draws), WEIGHED, replace=False)]
-    more = Fit(cells, fit.priors, fit.num_slots, fit.limit, fit.workloads)
+    more = replace(fit, points=cells)
     prior = -0.5 * (((theta - fit.mean) / fit.sd) ** 2).sum(axis=1)
     gain = more.log_density(theta) - prior
     weight = np.exp(gain - gain.max())
