@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import runpy
+from pathlib import Path
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 
@@ -190,3 +194,18 @@ def test_it_says_that_it_is_an_estimate() -> None:
 def test_bad_specs_are_refused(text: str, message: str) -> None:
     with pytest.raises(InputError, match=message):
         load(f"roofline:{text}")
+
+
+def test_how_far_it_is_off_published_curves_is_what_it_says() -> None:
+    """Medians and worst errors with the defaults are in the card; with the efficiencies fitted, medians are small."""
+    check = SimpleNamespace(**runpy.run_path(str(Path(__file__).parents[3] / "experiments/roofline-check/run.py")))
+    notes = build("llama-3.1-8b,gpu=h100").card.notes
+    for _, preset, spec, sizes, max_reqs, context in check.CASES:
+        plain, steps = load(spec), check.shape(sizes, max_reqs, context)
+        assert isinstance(plain, RooflineCost)
+        truth = load(preset).verify_ms(steps)
+        off = 100 * np.abs(plain.verify_ms(steps) / truth - 1)
+        assert f"{np.median(off):.0f} % (" in notes
+        assert f"worst {off.max():.0f} %)" in notes
+        fitted = check.fit(plain, steps, truth, check.TERMS[:2])
+        assert np.median(np.abs(fitted.verify_ms(steps) / truth - 1)) < 0.1
