@@ -186,7 +186,7 @@ def _read(data: dict[str, Any], name: str) -> ModelShape:
     attention = _attention(data, hidden, layers, heads, kv_heads, head_dim)
     used = per_token * expert_width + shared * expert_width if experts else width
     dtype = str(data.get("weights", "bf16"))
-    streams = int(data.get("hc_mult") or 1)
+    streams = int(data.get("hc_mult") or (4 if "compress_ratios" in data else 1))  # the default of DeepSeek-V4
     shape = ModelShape(
         name=name,
         hidden=hidden,
