@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from avsim.costs.draft import DraftForm
-from avsim.costs.shapes import DENSE_KERNELS, KvGroup, ModelShape, residual_values
+from avsim.costs.model_shape import DENSE_KERNELS, KvGroup, ModelShape, residual_values
 from avsim.errors import InputError
 from avsim.registry import suggest
 

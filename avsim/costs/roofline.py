@@ -11,8 +11,9 @@ from avsim.costs.base import CostModel, StepShape, common_terms
 from avsim.costs.captured import pad
 from avsim.costs.draft import depth_of, num_passes
 from avsim.costs.drafters import DrafterShape
+from avsim.costs.model_shape import BYTES, ModelShape
 from avsim.costs.roofline_spec import RooflineSpec
-from avsim.costs.shapes import BYTES, Gpu, ModelShape
+from avsim.costs.shapes import Gpu
 from avsim.errors import InputError
 from avsim.types import F64Array, IntArray
 

@@ -38,7 +38,7 @@ def prepare() -> Path:
 
 
 def publish(out: Path, name: str, steps: list[str]) -> None:
-    """Put a run's tables into README.md, and its CSV, figure and predictions beside it."""
+    """Put a run's tables into README.md, and its CSV, figure, predictions and costs beside it."""
     page = HERE / "README.md"
     text = page.read_text(encoding="utf-8")
     parts = {name: "results.md"} if "evaluate" in steps else {}
@@ -48,10 +48,12 @@ def publish(out: Path, name: str, steps: list[str]) -> None:
         pattern = rf"(<!-- {mark} -->\n).*?(<!-- /{mark} -->)"
         text = re.sub(pattern, lambda match, made=made: match[1] + made + match[2], text, flags=re.DOTALL)
     page.write_text(text, encoding="utf-8")
-    folder = HERE / "results" / name
-    for file in ("results.csv", "plot.svg", "predictions.json") if "evaluate" in steps else ():
-        folder.mkdir(parents=True, exist_ok=True)
-        shutil.copy(out / file, folder / file)
+    if "evaluate" in steps:
+        costs = [file for file in (out / "costs").glob("*.json") if not file.stem.endswith("-samples")]
+        for file in [out / "results.csv", out / "plot.svg", out / "predictions.json", *costs]:
+            copy = HERE / "results" / name / file.relative_to(out)
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(file, copy)
 
 
 def main() -> None:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass, fields
 
-from avsim.costs.shapes import ModelShape, models
+from avsim.costs.model_shape import ModelShape
 from avsim.costs.shapes import model as load_shape
+from avsim.costs.shapes import models
 from avsim.errors import InputError
 from avsim.registry import suggest
 
